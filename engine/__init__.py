@@ -1,0 +1,1 @@
+"""The token side: token ids in, token ids out. Knows no text, JSON, or environment."""

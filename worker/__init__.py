@@ -1,0 +1,1 @@
+"""The text side: jobs, the OpenAI protocol, tokens <-> text. Never imports torch or engine internals."""
