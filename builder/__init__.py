@@ -1,0 +1,1 @@
+"""What an image build or a first start runs: demo model, weight download, smoke test."""
