@@ -1,0 +1,43 @@
+# Two commands matter: `make serve` and `make test`. Both install what they need into .venv first.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+LOCK   := builder/requirements.lock
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(LOCK)
+
+.PHONY: serve test test-unit test-clients lint bench clean help
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
+
+serve: $(VENV)/.installed  ## gateway + worker + engine on this machine; the demo model unless MODEL_NAME is set
+	@exec $(BIN)/python -u -m gateway.supervisor
+
+test: $(VENV)/.installed-dev  ## everything that .ci/run decides by
+	$(BIN)/python -m pytest -q
+
+test-unit: $(VENV)/.installed-dev  ## the part without a model: seconds
+	$(BIN)/python -m pytest -q tests/unit
+
+lint: $(VENV)/.installed-dev  ## ruff and mypy
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+$(VENV)/bin/python:
+	@echo "creating $(VENV) ..."
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=")'
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml $(LOCK)
+	@echo "installing the worker (a few minutes the first time: torch is large) ..."
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "installing the test tools ..."
+	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+clean:  ## remove the environment and caches of this folder
+	rm -rf $(VENV) .venv-* .pytest_cache .mypy_cache .ruff_cache *.egg-info
