@@ -1,5 +1,5 @@
 # The serverless image. Build arguments:
-#   MODEL_NAME       bake this model (hub id, or `demo`); empty = fetched at start, cached on the network volume
+#   MODEL_NAME       bake this hub model; empty = fetched at start, cached on the network volume
 #   MODEL_REVISION   branch, tag or commit of it
 #   FLASH_ATTN       what pip shall install as flash-attn: a requirement or the address of a wheel that fits this
 #                    torch and CUDA; empty = torch's own attention kernels
@@ -29,11 +29,12 @@ COPY . .
 
 ARG MODEL_NAME=""
 ARG MODEL_REVISION=""
+# The worker looks for MODEL_NAME under /models before it asks the hub.
+ENV MODEL_NAME=$MODEL_NAME MODEL_REVISION=$MODEL_REVISION
 RUN --mount=type=secret,id=HF_TOKEN \
     if [ -n "$MODEL_NAME" ]; then \
         export HF_TOKEN="$(cat /run/secrets/HF_TOKEN 2>/dev/null || true)" \
-        && folder="$(python -m builder.fetch_model --into /models)" \
-        && python -m builder.bake "$folder"; \
+        && python -m builder.fetch_model --into /models; \
     fi
 
 CMD ["python", "-u", "handler.py"]

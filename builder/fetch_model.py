@@ -3,7 +3,7 @@
     python -m builder.fetch_model --into /models        with MODEL_NAME [MODEL_REVISION, HF_TOKEN] set
 
 Writes the snapshot to <into>/<org>--<name> and prints that folder. A local folder as MODEL_NAME is checked and
-left where it is; the name `demo` takes the demo model. Only what the worker reads is downloaded: one format of the
+left where it is. Only what the worker reads is downloaded: one format of the
 weights (safetensors if there is one), configs, tokenizer files and chat templates.
 """
 
@@ -23,10 +23,6 @@ class FetchError(RuntimeError):
 
 def fetch(name: str, into: Path, *, revision: str | None = None, token: str | None = None) -> Path:
     """The local folder of model `name`. Raises FetchError."""
-    if name == "demo":
-        from builder.demo_model import ensure
-
-        return ensure(lambda line: print(line, file=sys.stderr))
     if (Path(name) / "config.json").exists():
         return Path(name)
     from huggingface_hub import HfApi, snapshot_download
