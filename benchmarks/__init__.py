@@ -1,0 +1,1 @@
+"""Measurements, side by side. Nothing here is imported by the product."""
