@@ -1,0 +1,142 @@
+"""Checks that hold for any JSON a client sends, and how a failed check is told.
+
+Every function is bounded: in time by the size of its input, in output by a few hundred characters.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from pydantic import ValidationError
+
+from worker.errors import BadRequest, clip
+
+# Deeper JSON than this is refused before anything recursive sees it (orjson stops at 254, Python at about 1000).
+MAX_DEPTH = 200
+MAX_QUOTE_CHARS = 80
+MAX_ERRORS = 10
+# An integer beyond 64 bits is refused by its bit length: printing it could take quadratic time.
+MAX_INT_BITS = 64
+
+_PLAIN = {int, bool, type(None)}
+Path = tuple[str, ...]
+
+
+def fail(param: str, text: str, code: str = "invalid_value") -> NoReturn:
+    """Raise the 400 whose message is "<param> <text>"."""
+    raise BadRequest(f"{param} {text}", param=param, code=code)
+
+
+def quote(value: Any) -> str:
+    """`value` as a client may read it back: JSON-like, at most 80 characters, never failing."""
+    if isinstance(value, str):
+        return '"' + clip(value, MAX_QUOTE_CHARS) + '"'
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int):
+        return str(value) if value.bit_length() <= 256 else "a very large integer"
+    if isinstance(value, float):
+        return repr(value)
+    return {dict: "an object", list: "an array"}.get(type(value), "a value that is not JSON")
+
+
+def kind(value: Any) -> str:
+    """The JSON type of `value` with its article, for "expected ..., got ..."."""
+    names = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", dict: "an object", list: "an array"}
+    return "null" if value is None else names.get(type(value), "a value that is not JSON")
+
+
+def check_json(body: dict[Any, Any], *, max_depth: int = MAX_DEPTH) -> None:
+    """Refuse what no field can mean: nesting beyond `max_depth`, text that is not Unicode, NaN, infinities,
+    integers beyond 64 bits, non-string keys, values that JSON does not have.
+
+    Iterative, one visit a value; flat arrays of numbers cost next to nothing.
+    """
+    stack: list[tuple[Any, Path | tuple[Any, str | int], int]] = [(body, (), 1)]
+    while stack:
+        container, path, depth = stack.pop()
+        if depth > max_depth:
+            fail(_dotted(path), f"is nested deeper than {max_depth} levels")
+        if isinstance(container, dict):
+            for key, value in container.items():
+                if not isinstance(key, str):
+                    fail(_dotted(path) or "body", "has a key that is not a string", "invalid_type")
+                if not key.isascii():
+                    _check_text(key, path, "a key of ")
+                if not _is_plain_text(value):
+                    _check_value(value, (path, key), depth, stack)
+        else:
+            if set(map(type, container)) <= _PLAIN and all(v is None or v.bit_length() <= 64 for v in container):
+                continue
+            for index, value in enumerate(container):
+                if not _is_plain_text(value):
+                    _check_value(value, (path, index), depth, stack)
+
+
+def _is_plain_text(value: Any) -> bool:
+    return type(value) is str and value.isascii()
+
+
+def _check_value(value: Any, path: Any, depth: int, stack: list[Any]) -> None:
+    if isinstance(value, dict | list):
+        stack.append((value, path, depth + 1))
+    elif isinstance(value, str):
+        _check_text(value, path)
+    elif isinstance(value, float):
+        if value != value or value in (float("inf"), float("-inf")):
+            fail(_dotted(path), "must be a finite number")
+    elif isinstance(value, int):
+        if value.bit_length() > MAX_INT_BITS:
+            fail(_dotted(path), "is an integer beyond 64 bits")
+    elif value is not None:
+        fail(_dotted(path), "is not a JSON value", "invalid_type")
+
+
+def _check_text(text: str, path: Any, what: str = "") -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        code_point = ord(text[error.start])
+        param = _dotted(path) or "body"
+        raise BadRequest(
+            f"{what}{param} holds half of a surrogate pair (U+{code_point:04X}), which is not Unicode text", param=param
+        ) from None
+
+
+def _dotted(path: Any) -> str:
+    """`((((), "messages"), 0), "content")` -> "messages[0].content", its middle left out when very long."""
+    keys: list[str | int] = []
+    while path:
+        path, key = path
+        keys.append(key)
+    return join_path(*reversed(keys))
+
+
+def join_path(*keys: str | int) -> str:
+    """Keys and indices as the dotted path of OpenAI's `param`, at most 200 characters."""
+    text = ""
+    for key in keys:
+        text += f"[{key}]" if isinstance(key, int) else f".{clip(key, 64)}" if text else clip(key, 64)
+        if len(text) > 200:
+            return clip(text, 200)
+    return text
+
+
+_PYDANTIC_TEXTS = {
+    "missing": ("missing_required_parameter", "is required"),
+    "model_type": ("invalid_type", "must be an object"),
+}
+
+
+def explain(error: ValidationError) -> BadRequest:
+    """The first error's field as `param`, at most ten errors in the message."""
+    details = error.errors(include_url=False, include_context=False, include_input=False)
+    lines, first_param, first_code = [], "", ""
+    for detail in details[:MAX_ERRORS]:
+        param = join_path(*detail["loc"]) or "body"
+        code, text = _PYDANTIC_TEXTS.get(detail["type"], (detail["type"], detail["msg"]))
+        first_param, first_code = first_param or param, first_code or code
+        lines.append(f"{param} {text}")
+    if len(details) > MAX_ERRORS:
+        lines.append(f"and {len(details) - MAX_ERRORS} more")
+    return BadRequest("; ".join(lines), param=first_param, code=first_code)
