@@ -71,7 +71,9 @@ def _assistant(item: dict[str, Any], message: dict[str, Any], path: str, pending
     if not message.get("tool_calls", True):
         del message["tool_calls"]
     if "content" not in item and not any(message.get(key) for key in _INSTEAD_OF_CONTENT):
-        fail(f"{path}.content", "is required where an assistant message has no tool_calls", "missing_required_parameter")
+        fail(
+            f"{path}.content", "is required where an assistant message has no tool_calls", "missing_required_parameter"
+        )
     content = message.get("content")
     message["content"] = None if content is None else _content(content, path, "assistant")
     if "tool_calls" in message:

@@ -164,7 +164,9 @@ class Body(BaseModel):
     def parse(cls, body: Any) -> Self:
         """Validate a JSON body; raises WorkerError."""
         if not isinstance(body, dict):
-            raise BadRequest(f"the request body must be a JSON object, got {kind(body)}", param="body", code="invalid_type")
+            raise BadRequest(
+                f"the request body must be a JSON object, got {kind(body)}", param="body", code="invalid_type"
+            )
         check_json(body)
         given = {key: value for key, value in body.items() if value is not None}
         for name, (harmless, text) in UNSUPPORTED.items():
@@ -365,9 +367,7 @@ def _prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
         return (_ids(value, "prompt"),)
     if len(value) > MAX_PROMPTS:
         fail("prompt", f"must have at most {MAX_PROMPTS} prompts, got {len(value)}", "array_above_max_length")
-    return tuple(
-        item if isinstance(item, str) else _ids(item, f"prompt[{index}]") for index, item in enumerate(value)
-    )
+    return tuple(item if isinstance(item, str) else _ids(item, f"prompt[{index}]") for index, item in enumerate(value))
 
 
 def _ids(value: Any, path: str) -> tuple[int, ...]:

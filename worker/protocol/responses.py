@@ -169,9 +169,7 @@ def token_logprob(
         "token": token,
         "logprob": finite(logprob),
         "bytes": list(token_bytes),
-        "top_logprobs": [
-            {"token": text, "logprob": finite(value), "bytes": list(raw)} for text, value, raw in top
-        ],
+        "top_logprobs": [{"token": text, "logprob": finite(value), "bytes": list(raw)} for text, value, raw in top],
     }
 
 
@@ -179,7 +177,9 @@ def chat_logprobs(content: list[dict[str, Any]] | None) -> dict[str, Any] | None
     return None if content is None else {"content": content, "refusal": None}
 
 
-def model_card(model_id: str, *, created: int, root: str, max_model_len: int, parent: str | None = None) -> dict[str, Any]:
+def model_card(
+    model_id: str, *, created: int, root: str, max_model_len: int, parent: str | None = None
+) -> dict[str, Any]:
     """One entry of /v1/models. `root` is the model's own name, never a path."""
     return {
         "id": model_id,

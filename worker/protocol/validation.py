@@ -19,7 +19,15 @@ MAX_ERRORS = 10
 MAX_INT_BITS = 64
 
 _PLAIN = {int, bool, type(None)}
-Path = tuple[str, ...]
+_KINDS = {
+    type(None): "null",
+    bool: "a boolean",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    dict: "an object",
+    list: "an array",
+}
 
 
 def fail(param: str, text: str, code: str = "invalid_value") -> NoReturn:
@@ -37,12 +45,19 @@ def quote(value: Any) -> str:
         return str(value) if value.bit_length() <= 256 else "a very large integer"
     if isinstance(value, float):
         return repr(value)
-    return {dict: "an object", list: "an array"}.get(type(value), "a value that is not JSON")
+    return kind(value)
 
 
 def kind(value: Any) -> str:
     """The JSON type of `value` with its article, for "expected ..., got ..."."""
-    names = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", dict: "an object", list: "an array"}
+    names = {
+        bool: "a boolean",
+        int: "an integer",
+        float: "a number",
+        str: "a string",
+        dict: "an object",
+        list: "an array",
+    }
     return "null" if value is None else names.get(type(value), "a value that is not JSON")
 
 
@@ -52,7 +67,7 @@ def check_json(body: dict[Any, Any], *, max_depth: int = MAX_DEPTH) -> None:
 
     Iterative, one visit a value; flat arrays of numbers cost next to nothing.
     """
-    stack: list[tuple[Any, Path | tuple[Any, str | int], int]] = [(body, (), 1)]
+    stack: list[tuple[Any, Any, int]] = [(body, (), 1)]
     while stack:
         container, path, depth = stack.pop()
         if depth > max_depth:
