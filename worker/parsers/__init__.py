@@ -1,0 +1,1 @@
+"""Model output -> content, reasoning and tool calls. One format a file; `registry` picks the format."""
