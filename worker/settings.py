@@ -77,11 +77,11 @@ class Settings:
         help="auto (a GPU where there is one), cpu or cuda.")
     max_model_len: int | None = setting(_ENGINE, "MAX_MODEL_LEN", "MAX_TOTAL_TOKENS", of=integer(1, unset=(-1, 0)),
         help="Context length in tokens, prompt and answer together. Empty: the model's.")
-    max_num_seqs: int | None = setting(_ENGINE, "MAX_NUM_SEQS", of=integer(1, 4096, zero_unset=True),
-        help="Sequences that may share a step. Empty: 256 with a GPU, 64 without.")
-    max_num_batched_tokens: int | None = setting(_ENGINE, "MAX_NUM_BATCHED_TOKENS", "MAX_BATCH_PREFILL_TOKENS",
+    max_num_seqs: int = setting(_ENGINE, "MAX_NUM_SEQS", of=integer(1, 4096, zero_unset=True), default=0,
+        help="Sequences that may share a step. 0: 256 with a GPU, 64 without.")
+    max_num_batched_tokens: int = setting(_ENGINE, "MAX_NUM_BATCHED_TOKENS", "MAX_BATCH_PREFILL_TOKENS",
         of=integer(1, zero_unset=True),
-        help="Tokens a step may compute, prompts and answers together. Empty: 2048 with a GPU, 512 without.")
+        help="Tokens a step may compute, prompts and answers together. 0: 2048 with a GPU, 512 without.")
     max_num_queued: int = setting(_ENGINE, "MAX_NUM_QUEUED_REQS",
         of=integer(1, 1_000_000, zero_unset=True), default=1024,
         help="Sequences that may wait for their first step; more are refused with status 429.")
@@ -152,8 +152,8 @@ class Settings:
     force_include_usage: bool = setting(_ANSWERS, "ENABLE_FORCE_INCLUDE_USAGE", of=flag, default=False,
         help="Send usage at the end of every stream, asked for or not.")
 
-    max_concurrency: int | None = setting(_WORKER, "MAX_CONCURRENCY", of=integer(1, 100_000, zero_unset=True),
-        help="Jobs taken at once. Empty: 2 x MAX_NUM_SEQS + 2, so that a full burst is taken without a pause.")
+    max_concurrency: int = setting(_WORKER, "MAX_CONCURRENCY", of=integer(1, 100_000, zero_unset=True),
+        help="Jobs taken at once. 0: 2 x MAX_NUM_SEQS + 2, so that a full burst is taken without a pause.")
     stream_interval_ms: int = setting(_WORKER, "STREAM_INTERVAL_MS", of=integer(0, 10_000), default=40,
         help="Least time between two deliveries of a stream, in milliseconds. The first token is sent at once.")
     keep_alive_s: float = setting(_WORKER, "KEEP_ALIVE_S", "SSE_KEEP_ALIVE_INTERVAL", of=number(0, 3600), default=15.0,
@@ -243,7 +243,6 @@ class GatewaySettings:
 
 def engine_config(settings: Settings, model_dir: Path, tokenizer_dir: Path | None = None) -> EngineConfig:
     """What the engine process gets to know."""
-    assert settings.max_num_seqs is not None and settings.max_num_batched_tokens is not None  # filled by from_env
     return EngineConfig(
         model_path=str(model_dir),
         device=settings.device,
