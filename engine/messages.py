@@ -137,9 +137,12 @@ class SequenceOutput:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """The one message a step: all sequences that have something new."""
+    """The one message a step: all sequences that have something new, each once."""
 
-    outputs: tuple[SequenceOutput, ...]
+    outputs: tuple[SequenceOutput, ...] = ()
+    # (request id, token ids) of those that have new tokens and nothing else to say: most of them in most steps,
+    # and far cheaper to pickle than a SequenceOutput each.
+    tokens: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
