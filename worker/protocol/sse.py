@@ -11,15 +11,14 @@ from typing import Any
 import orjson
 
 DONE = "data: [DONE]\n\n"
-_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
 def dumps(value: Any) -> str:
     """Compact JSON text of an answer."""
     try:
-        return orjson.dumps(value, option=_OPTIONS).decode()
+        return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY).decode()
     except TypeError:  # orjson's word for text that is not Unicode
-        return orjson.dumps(_well_formed(value), option=_OPTIONS).decode()
+        return orjson.dumps(_well_formed(value), option=orjson.OPT_SERIALIZE_NUMPY).decode()
 
 
 def event(value: Any) -> str:

@@ -15,10 +15,12 @@ from worker.errors import BadRequest, clip
 MAX_DEPTH = 200
 MAX_QUOTE_CHARS = 80
 MAX_ERRORS = 10
+# Token ids do not count. 10,000 messages with parts are a fifth of this; millions would take seconds to look at.
+MAX_VALUES = 500_000
 # An integer beyond 64 bits is refused by its bit length: printing it could take quadratic time.
 MAX_INT_BITS = 64
 
-_PLAIN = {int, bool, type(None)}
+_INT_LIMIT = 1 << MAX_INT_BITS
 _KINDS = {
     type(None): "null",
     bool: "a boolean",
@@ -50,28 +52,26 @@ def quote(value: Any) -> str:
 
 def kind(value: Any) -> str:
     """The JSON type of `value` with its article, for "expected ..., got ..."."""
-    names = {
-        bool: "a boolean",
-        int: "an integer",
-        float: "a number",
-        str: "a string",
-        dict: "an object",
-        list: "an array",
-    }
-    return "null" if value is None else names.get(type(value), "a value that is not JSON")
+    return _KINDS.get(type(value), "a value that is not JSON")
 
 
 def check_json(body: dict[Any, Any], *, max_depth: int = MAX_DEPTH) -> None:
-    """Refuse what no field can mean: nesting beyond `max_depth`, text that is not Unicode, NaN, infinities,
-    integers beyond 64 bits, non-string keys, values that JSON does not have.
+    """Refuse what no field can mean: nesting beyond `max_depth`, too many values, text that is not Unicode, NaN,
+    infinities, integers beyond 64 bits, keys that are not strings, values that JSON does not have.
 
-    Iterative, one visit a value; flat arrays of numbers cost next to nothing.
+    Iterative, one visit a value; arrays of token ids cost next to nothing.
     """
     stack: list[tuple[Any, Any, int]] = [(body, (), 1)]
+    num_values = 0
     while stack:
         container, path, depth = stack.pop()
         if depth > max_depth:
             fail(_dotted(path), f"is nested deeper than {max_depth} levels")
+        if _are_token_ids(container):
+            continue
+        num_values += len(container)
+        if num_values > MAX_VALUES:
+            fail(_dotted(path) or "body", f"brings the request to more than {MAX_VALUES} values")
         if isinstance(container, dict):
             for key, value in container.items():
                 if not isinstance(key, str):
@@ -81,11 +81,17 @@ def check_json(body: dict[Any, Any], *, max_depth: int = MAX_DEPTH) -> None:
                 if not _is_plain_text(value):
                     _check_value(value, (path, key), depth, stack)
         else:
-            if set(map(type, container)) <= _PLAIN and all(v is None or v.bit_length() <= 64 for v in container):
-                continue
             for index, value in enumerate(container):
                 if not _is_plain_text(value):
                     _check_value(value, (path, index), depth, stack)
+
+
+def _are_token_ids(container: Any) -> bool:
+    return (
+        isinstance(container, list)
+        and set(map(type, container)) == {int}
+        and -_INT_LIMIT < min(container) <= max(container) < _INT_LIMIT
+    )
 
 
 def _is_plain_text(value: Any) -> bool:
@@ -119,12 +125,12 @@ def _check_text(text: str, path: Any, what: str = "") -> None:
 
 
 def _dotted(path: Any) -> str:
-    """`((((), "messages"), 0), "content")` -> "messages[0].content", its middle left out when very long."""
+    """`(((), "messages"), 0)`, each step linked to the one before, -> "messages[0]"."""
     keys: list[str | int] = []
     while path:
         path, key = path
         keys.append(key)
-    return join_path(*reversed(keys))
+    return join_path(*keys[::-1])
 
 
 def join_path(*keys: str | int) -> str:
