@@ -88,13 +88,13 @@ def percentiles(values: list[float]) -> dict[str, float]:
 
 def prompts(tokenizer: Tokenizer, workload: Workload, seed: int) -> Iterator[str]:
     """Texts of exactly `prompt_tokens` tokens, all different after the shared prefix."""
-    shared = _text(tokenizer, random.Random("shared"), workload.shared_prefix_tokens)
+    shared = prompt_text(tokenizer, random.Random("shared"), workload.shared_prefix_tokens)
     rng = random.Random(seed)
     for _ in range(workload.requests):
-        yield _text(tokenizer, rng, workload.prompt_tokens, start=shared)
+        yield prompt_text(tokenizer, rng, workload.prompt_tokens, start=shared)
 
 
-def _text(tokenizer: Tokenizer, rng: random.Random, num_tokens: int, start: str = "") -> str:
+def prompt_text(tokenizer: Tokenizer, rng: random.Random, num_tokens: int, start: str = "") -> str:
     """`start` plus random words, to exactly `num_tokens` tokens."""
     text = start
     while (count := len(tokenizer.encode(text, add_special_tokens=False).ids)) < num_tokens:
