@@ -142,9 +142,10 @@ def _max_tokens(
     wanted = request.max_output_tokens
     room = model.max_model_len - num_prompt_tokens
     if room < (0 if wanted == 0 else 1):
+        # LangChain knows this error by "prompt is too long", LiteLLM by "this model's maximum context length is".
         raise ContextLength(
-            f"This model's maximum context length is {model.max_model_len} tokens, and the prompt has "
-            f"{num_prompt_tokens}, which leaves no room for an answer. Shorten the {param}.",
+            f"The prompt is too long: this model's maximum context length is {model.max_model_len} tokens, and the "
+            f"prompt has {num_prompt_tokens}, which leaves no room for an answer. Shorten the {param}.",
             param=param,
         )
     if wanted is None:
