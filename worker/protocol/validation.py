@@ -17,10 +17,9 @@ MAX_QUOTE_CHARS = 80
 MAX_ERRORS = 10
 # Token ids do not count. 10,000 messages with parts are a fifth of this; millions would take seconds to look at.
 MAX_VALUES = 500_000
-# An integer beyond 64 bits is refused by its bit length: printing it could take quadratic time.
-MAX_INT_BITS = 64
+# What orjson can write. Printing a much larger integer could take quadratic time.
+MIN_INT, MAX_INT = -(2**63), 2**64 - 1
 
-_INT_LIMIT = 1 << MAX_INT_BITS
 _KINDS = {
     type(None): "null",
     bool: "a boolean",
@@ -90,7 +89,8 @@ def _are_token_ids(container: Any) -> bool:
     return (
         isinstance(container, list)
         and set(map(type, container)) == {int}
-        and -_INT_LIMIT < min(container) <= max(container) < _INT_LIMIT
+        and min(container) >= MIN_INT
+        and max(container) <= MAX_INT
     )
 
 
@@ -107,7 +107,7 @@ def _check_value(value: Any, path: Any, depth: int, stack: list[Any]) -> None:
         if value != value or value in (float("inf"), float("-inf")):
             fail(_dotted(path), "must be a finite number")
     elif isinstance(value, int):
-        if value.bit_length() > MAX_INT_BITS:
+        if not MIN_INT <= value <= MAX_INT:
             fail(_dotted(path), "is an integer beyond 64 bits")
     elif value is not None:
         fail(_dotted(path), "is not a JSON value", "invalid_type")
