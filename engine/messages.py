@@ -12,11 +12,11 @@ Every Request is answered by SequenceOutputs of which exactly one, the last, has
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 
-class FinishReason(str, Enum):
+class FinishReason(StrEnum):
     STOP = "stop"  # a stop token id, or the grammar is complete
     LENGTH = "length"  # max_tokens or the context is used up
     ABORT = "abort"  # the client asked for it
@@ -116,7 +116,9 @@ class TokenLogprobs:
 class RequestError:
     """Why a single request ended with FinishReason.ERROR."""
 
-    code: str  # "queue_full" | "prompt_too_long" | "grammar_failed" | "duplicate_id" | "internal_error" | "engine_dead"
+    # "queue_full" | "prompt_too_long" | "invalid_request" | "grammar_failed" | "duplicate_id" | "internal_error"
+    # | "engine_dead"
+    code: str
     message: str  # one sentence for the client: no path, no traceback
     retry_after_s: float | None = None  # for queue_full: an estimate from queue length and throughput
 
@@ -143,6 +145,30 @@ class StepOutput:
     # (request id, token ids) of those that have new tokens and nothing else to say: most of them in most steps,
     # and far cheaper to pickle than a SequenceOutput each.
     tokens: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """What the engine process is given at its start, once, over stdin. Its stdin stays open: EOF = parent gone."""
+
+    config: EngineConfig
+    socket_dir: str  # private to this user; whoever of the two processes survives the other removes it
+    status_fd: int  # takes Progress lines, then EngineInfo or StartFailed, and EOF when the process is gone
+    log_level: int
+
+    @property
+    def address(self) -> str:
+        return f"ipc://{self.socket_dir}/engine"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailed:
+    line: str  # one line for a person
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +204,7 @@ class Stats:
     prefix_cache_queries: int = 0  # tokens looked up
     prefix_cache_hits: int = 0  # tokens found
     finished: dict[str, int] = field(default_factory=dict)  # by FinishReason value
-    step_s: dict[str, float] = field(default_factory=dict)  # seconds by phase of the step: plan, launch, collect, commit
+    step_s: dict[str, float] = field(default_factory=dict)  # seconds by phase: plan, launch, collect, commit
     rss_bytes: int = 0  # resident memory of the engine process
 
 

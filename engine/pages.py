@@ -69,7 +69,8 @@ class PagePool:
         if not self.caching:
             return Match([], namespace, None)
         packed, width = pack(token_ids), 4 * self.page_size
-        prefix, pages = namespace, []
+        prefix = namespace
+        pages: list[int] = []
         for start in range(0, (len(token_ids) - 1) // self.page_size * width, width):
             key = (prefix, packed[start : start + width])
             page = self._index.get(key)

@@ -183,13 +183,10 @@ class Scheduler:
     def _follow(self, seq: Sequence, leader: Sequence, num_pages: int) -> None:
         """`num_pages` leading pages are computed already, and at least the next one is common to both."""
         heapq.heappop(self._heap)
-        size = self.pool.page_size
-        last = min(seq.num_tokens - 1, leader.num_tokens) // size
+        size, ours, theirs = self.pool.page_size, seq.token_ids, leader.token_ids
+        last = min(len(ours) - 1, len(theirs)) // size
         common = num_pages + 1
-        while common < last and (
-            seq.token_ids[common * size : (common + 1) * size]
-            == leader.token_ids[common * size : (common + 1) * size]
-        ):
+        while common < last and ours[(page := slice(common * size, (common + 1) * size))] == theirs[page]:
             common += 1
         leader.followers[seq] = common * size
         seq.leader, seq.state = leader, State.FOLLOWING
@@ -260,6 +257,7 @@ class Scheduler:
         seq.pages = []
         seq.num_computed = seq.num_registered = 0
         seq.prefix = seq.namespace
+        seq.prompt_logprobs = []
         self._on_release(seq)
 
     def _lead(self, seq: Sequence) -> None:

@@ -1,0 +1,178 @@
+"""The engine process: `python -m engine.process`, started by engine.client.EngineProcess.launch.
+
+Loads the model, says so on the status pipe, then turns the crank of EngineCore: sleeps on its socket while there is
+no work, steps while there is. It ends
+
+    by SIGTERM               between two steps, exit code 0
+    when its parent is gone  at once, even in the middle of a forward pass
+    by any exception         loudly: traceback on stderr, exit code 1; the client fails every open request
+
+Importing this module imports no torch: the runner is imported by `main`, once the handover is read.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import pickle
+import shutil
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from time import perf_counter
+
+import zmq
+
+from engine.core import EngineCore, Message, Runner
+from engine.grammar import Grammar, GrammarCompiler
+from engine.messages import Command, EngineConfig, EngineInfo, GrammarSpec, Handover, Progress, StartFailed
+
+log = logging.getLogger("engine")
+
+MakeRunner = Callable[[EngineConfig, Callable[[str], None]], Runner]
+
+
+class Link:
+    """The socket to the worker, and the wish of SIGTERM to end."""
+
+    def __init__(self, address: str) -> None:
+        self.stopping = False
+        self._socket = zmq.Context().socket(zmq.DEALER)
+        self._socket.set_hwm(0)  # never blocks: what is under way is bounded by max_tokens of the open requests
+        self._socket.bind(address)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        # A signal handler cannot end a poll by itself (PEP 475), a byte in a polled pipe can.
+        wake_read, wake_write = os.pipe()
+        os.set_blocking(wake_write, False)
+        signal.set_wakeup_fd(wake_write)
+        signal.signal(signal.SIGTERM, self._stop)
+        self._poller.register(wake_read, zmq.POLLIN)
+
+    def _stop(self, *_: object) -> None:
+        self.stopping = True
+
+    def wait(self) -> None:
+        """Sleeps until there is a command or a signal."""
+        self._poller.poll()
+
+    def receive(self) -> list[Command]:
+        """The commands that have arrived, without waiting."""
+        commands: list[Command] = []
+        while True:
+            try:
+                commands.append(pickle.loads(self._socket.recv(zmq.NOBLOCK)))
+            except zmq.Again:
+                return commands
+
+    def send(self, messages: list[Message]) -> None:
+        for message in messages:
+            with suppress(zmq.Again):  # no client is connected: nobody waits for this
+                self._socket.send(pickle.dumps(message, pickle.HIGHEST_PROTOCOL), zmq.NOBLOCK)
+
+
+def run(core: EngineCore, link: Link) -> None:
+    """Steps while there is work, sleeps while there is none, until SIGTERM."""
+    while not link.stopping:
+        if not core.has_work:
+            link.wait()
+        link.send(core.step())
+
+
+def main(make_runner: MakeRunner) -> None:
+    """The life of the process. Does not return."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent decides
+    handover: Handover = pickle.load(sys.stdin.buffer)
+    threading.Thread(target=_leave_with_parent, args=(handover.socket_dir,), daemon=True).start()
+    logging.basicConfig(level=handover.log_level, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    os.set_inheritable(handover.status_fd, False)
+
+    def say(message: Progress | StartFailed | EngineInfo) -> None:
+        os.write(handover.status_fd, pickle.dumps(message))
+
+    try:
+        runner = make_runner(handover.config, lambda line: say(Progress(line)))
+        link = Link(handover.address)
+        core = EngineCore(handover.config, runner, _grammars(handover.config, runner), link.receive)
+    except BaseException as failure:
+        log.debug("the engine could not start", exc_info=True)
+        say(StartFailed(_one_line(failure)))
+        os._exit(1)
+    gc.collect()
+    gc.freeze()  # the model's objects stay: no need to walk them again and again between steps
+    say(_engine_info(handover.config, runner))
+    _end(run, core, link)
+
+
+def _end(run: Callable[[EngineCore, Link], None], core: EngineCore, link: Link) -> None:
+    code = 0
+    try:
+        run(core, link)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    # No teardown of the interpreter: a broken device, or threads of a library, could keep it from ending.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _leave_with_parent(socket_dir: str) -> None:
+    """Runs in a thread of its own, since the main one may be in a long forward pass."""
+    while sys.stdin.buffer.read(1):
+        pass
+    shutil.rmtree(socket_dir, ignore_errors=True)
+    os._exit(1)
+
+
+def _grammars(config: EngineConfig, runner: Runner) -> Callable[[GrammarSpec], Grammar]:
+    """Compiles grammars; reads the tokenizer when the first one comes, most workers never see one."""
+    compilers: list[GrammarCompiler] = []
+
+    def compile_grammar(spec: GrammarSpec) -> Grammar:
+        if not compilers:
+            compilers.append(GrammarCompiler(config.tokenizer_path or config.model_path, runner.info.vocab_size))
+        return compilers[0].compile(spec)
+
+    return compile_grammar
+
+
+def _engine_info(config: EngineConfig, runner: Runner) -> EngineInfo:
+    info = runner.info
+    return EngineInfo(
+        max_model_len=info.max_model_len,
+        vocab_size=info.vocab_size,
+        page_size=info.page_size,
+        num_pages=info.num_pages,
+        device=info.device,
+        dtype=info.dtype,
+        attention_backend=info.attention_backend,
+        max_num_seqs=config.max_num_seqs,
+        load_s=dict(info.load_s),
+    )
+
+
+def _one_line(failure: BaseException) -> str:
+    text = " ".join(str(failure).split())
+    expected = isinstance(failure, (OSError, ValueError, NotImplementedError)) and text
+    line = text if expected else f"{type(failure).__name__}: {text}"
+    return line if len(line) <= 500 else line[:499] + "…"
+
+
+def _model_runner(config: EngineConfig, progress: Callable[[str], None]) -> Runner:
+    start = perf_counter()
+    progress("importing torch")
+    from engine.runner import Runner as ModelRunner
+
+    import_s = perf_counter() - start
+    runner: Runner = ModelRunner(config, progress)
+    runner.info.load_s.setdefault("import", import_s)
+    return runner
+
+
+if __name__ == "__main__":
+    main(_model_runner)
