@@ -8,6 +8,7 @@ nothing of finish reasons or parsers.
 from __future__ import annotations
 
 import codecs
+import copy
 from collections.abc import Sequence
 
 from worker.stops import StopMatcher
@@ -25,12 +26,14 @@ class Detokenizer:
         include_stop_str: bool = False,
         min_tokens: int = 0,
         previous: int | None = None,
+        keep: frozenset[str] = frozenset(),
     ) -> None:
         """`stop` strings count once they end behind the first `min_tokens` tokens; `include_stop_str` keeps them in the
         text. `previous`: the token that the text goes on from; None if it is a text of its own (which sentencepiece
-        begins without a space)."""
+        begins without a space). `keep`: special tokens that are never skipped, since a parser wants to see them."""
         self._tokenizer = tokenizer
-        self._skip = tokenizer.special_ids if skip_special_tokens else frozenset()
+        kept = {tokenizer.added_tokens[token] for token in keep if token in tokenizer.added_tokens}
+        self._skip = tokenizer.special_ids - kept if skip_special_tokens else frozenset()
         self._spaces = spaces_between_special_tokens
         self._matcher = StopMatcher(stop) if stop else None
         self._include_stop_str = include_stop_str
@@ -59,6 +62,14 @@ class Detokenizer:
         text = self._push(self._utf8.decode(b"", final=True))
         rest, self._pending = self._pending, ""
         return text if self.stopped is not None else text + rest
+
+    def fork(self) -> Detokenizer:
+        """A second one in the same state: a beam that divides."""
+        other = copy.copy(self)
+        other._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        other._utf8.setstate(self._utf8.getstate())
+        other._matcher = copy.deepcopy(self._matcher)
+        return other
 
     def _bytes(self, token_id: int) -> bytes:
         data = self._tokenizer.bytes_after(self._previous, token_id, spaces_between_special_tokens=self._spaces)

@@ -85,12 +85,18 @@ class Tokenizer:
         return [*self.prefix_ids, *ids] if add_special_tokens else ids
 
     def encode_pieces(self, pieces: Sequence[Piece]) -> list[int]:
-        """Ids of a rendered chat. A control piece that the vocabulary lacks is encoded as text."""
-        names, ids = self._names, self.added_tokens
-        text = "".join(
-            names[ids[piece.text]] if piece.control and piece.text in ids else piece.text for piece in pieces
-        )
-        return _encode(self._chat_backend, text)
+        """Ids of a rendered chat. Text pieces that follow each other directly are encoded apart; next to a control
+        piece nothing is cut. A control piece that the vocabulary lacks is encoded as text."""
+        names, known = self._names, self.added_tokens
+        stretches: list[list[str]] = [[]]
+        after_text = False
+        for piece in pieces:
+            control = piece.control and piece.text in known
+            if after_text and not control:
+                stretches.append([])
+            stretches[-1].append(names[known[piece.text]] if control else piece.text)
+            after_text = not control
+        return [token_id for stretch in stretches for token_id in _encode(self._chat_backend, "".join(stretch))]
 
     def decode(
         self, ids: Iterable[int], *, skip_special_tokens: bool, spaces_between_special_tokens: bool = True

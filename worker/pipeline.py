@@ -1,0 +1,136 @@
+"""One choice on its way from token ids to what a client is told: detokenizer -> parser -> deltas.
+
+An `OutputPipeline` turns each SequenceOutput of the engine into a `Step`; the last step of a choice has its finish.
+It is what decides that a stop string ended the text. Knows no requests, chunks or other choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from engine.messages import FinishReason, SequenceOutput, TokenLogprobs
+from worker.detokenizer import Detokenizer
+from worker.parsers.base import Content, Delta, Parser, Reasoning, merge
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Why a choice ended: `reason` "stop" or "length"; `stop_reason` the client's stop string or stop token id."""
+
+    reason: str
+    stop_reason: int | str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What is new of one choice. Tokens may come before their text: text is held back until it is certain."""
+
+    deltas: tuple[Delta, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one a token, where asked for
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None  # with the first step, where asked for
+    reasoning_tokens: int = 0
+    finish: Finish | None = None
+
+    def __add__(self, later: Step) -> Step:
+        return Step(
+            tuple(merge([*self.deltas, *later.deltas])),
+            self.token_ids + later.token_ids,
+            self.logprobs + later.logprobs,
+            self.prompt_logprobs or later.prompt_logprobs,
+            self.reasoning_tokens + later.reasoning_tokens,
+            later.finish,
+        )
+
+    @property
+    def content(self) -> str:
+        return "".join(delta.text for delta in self.deltas if isinstance(delta, Content))
+
+
+@dataclass(frozen=True, slots=True)
+class StopRules:
+    """What may end a choice beside its length, and what a client is told of it."""
+
+    reported: frozenset[str | int] = frozenset()  # the request's own stop strings and ids: these are a stop_reason
+    show_stop: bool = False  # whether a stop token's text is shown (include_stop_str_in_output)
+
+
+class OutputPipeline:
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        parser: Parser | None = None,
+        rules: StopRules | None = None,
+        *,
+        hidden: frozenset[str] = frozenset(),
+    ) -> None:
+        """`hidden`: special tokens that the detokenizer keeps for the parser and that no client must see."""
+        self._detokenizer = detokenizer
+        self._parser = parser
+        self._rules = rules or StopRules()
+        self._hidden = hidden
+        self._reasoning = False  # whether the last text that came out was reasoning
+
+    def feed(self, output: SequenceOutput) -> Step:
+        """Takes what the engine made, which must not have failed. After a step with a finish comes no other: where a
+        stop string ended the text and `output` did not, it is for the caller to abort the engine's sequence."""
+        ids = output.token_ids
+        hide_last = output.stop_token_id is not None and not self._rules.show_stop
+        before = self._detokenizer.num_tokens
+        text = self._detokenizer.feed(ids[:-1] if hide_last else ids)
+        used = self._detokenizer.num_tokens - before
+        if self._detokenizer.stopped is not None:
+            ids = ids[:used]
+        elif output.finish is not None:
+            text += self._detokenizer.close()
+        finish = self._finish(output)
+        deltas = self._parse(text, finish is not None)
+        return Step(
+            deltas=deltas,
+            token_ids=ids,
+            logprobs=(output.logprobs or ())[: len(ids)],
+            prompt_logprobs=output.prompt_logprobs,
+            reasoning_tokens=self._count_reasoning(deltas, len(ids)),
+            finish=finish,
+        )
+
+    def _finish(self, output: SequenceOutput) -> Finish | None:
+        stopped = self._detokenizer.stopped
+        if stopped is not None:
+            return Finish("stop", stopped if stopped in self._rules.reported else None)
+        if output.finish is None:
+            return None
+        if output.finish is FinishReason.LENGTH:
+            return Finish("length")
+        stop_id = output.stop_token_id
+        return Finish("stop", stop_id if stop_id in self._rules.reported else None)
+
+    def _parse(self, text: str, last: bool) -> tuple[Delta, ...]:
+        if self._parser is None:
+            return (Content(text),) if text else ()
+        deltas = self._parser.feed(text) if text else []
+        if last:
+            deltas = [*deltas, *self._parser.close()]
+        return tuple(merge(_without(self._hidden, deltas)))
+
+    def _count_reasoning(self, deltas: Sequence[Delta], num_tokens: int) -> int:
+        """A step's tokens count as reasoning if its text is, or, without text, if the text before was."""
+        if deltas:
+            self._reasoning = isinstance(deltas[-1], Reasoning)
+        return num_tokens if self._reasoning or (deltas and isinstance(deltas[0], Reasoning)) else 0
+
+
+def _without(hidden: frozenset[str], deltas: Sequence[Delta]) -> list[Delta]:
+    """A marker that a model wrote where it means nothing is no text for a client."""
+    cleaned: list[Delta] = []
+    for delta in deltas:
+        if isinstance(delta, Content | Reasoning):
+            text = delta.text
+            for marker in hidden:
+                text = text.replace(marker, "")
+            if not text:
+                continue
+            delta = replace(delta, text=text)
+        cleaned.append(delta)
+    return cleaned
