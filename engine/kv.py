@@ -1,0 +1,69 @@
+"""The memory of keys and values: one pool of equal pages, used by all layers under the same page ids.
+
+    keys[layer]    [N + 1, Hkv, page_size, D]     page-major, and within a page head-major: the tokens of a head
+    values[layer]  [N + 1, Hkv, page_size, Dv]    lie side by side, as batched matmuls want them
+
+Page N is a padding page: page tables are filled up with it, and nothing that is read from it counts.
+Who owns which page is the scheduler's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engine.attention.base import LayerSpec
+from engine.messages import EngineConfig
+
+# On a CPU the pool shares memory with everything else on the machine.
+_CPU_SHARE = 0.25
+
+
+class KVPool:
+    def __init__(
+        self, specs: Sequence[LayerSpec], num_pages: int, page_size: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.device = device
+        self.padding_page = num_pages
+
+        # Zeros, not empty: a masked score times the garbage of fresh memory could still be NaN.
+        def pages(num_heads: int, dim: int) -> Tensor:
+            return torch.zeros(num_pages + 1, num_heads, page_size, dim, device=device, dtype=dtype)
+
+        self.keys = [pages(spec.num_kv_heads, spec.head_dim) for spec in specs]
+        self.values = [pages(spec.num_kv_heads, spec.value_dim) for spec in specs]
+
+
+def page_bytes(specs: Sequence[LayerSpec], page_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one page over all layers."""
+    values = sum(spec.num_kv_heads * (spec.head_dim + spec.value_dim) for spec in specs)
+    return values * page_size * dtype.itemsize
+
+
+def num_pages(config: EngineConfig, page_size: int, bytes_a_page: int, max_model_len: int, free_bytes: int) -> int:
+    """Pages of the pool. `free_bytes`: what is left for it, on a GPU already within gpu_memory_utilization.
+
+    num_pages wins over kv_cache_memory_bytes, which wins over what is free. Without either, no more than all
+    sequences at full length could use, and on a CPU no more than a share of the free memory, but always one context.
+    """
+    if config.num_pages is not None:
+        return config.num_pages
+    if config.kv_cache_memory_bytes is not None:
+        return max(1, config.kv_cache_memory_bytes // bytes_a_page)
+    pages_a_context = -(-max_model_len // page_size)
+    useful = config.max_num_seqs * pages_a_context
+    return max(1, min(useful, free_bytes // bytes_a_page))
+
+
+def free_bytes(device: torch.device, utilization: float) -> int:
+    """Memory that the pool may take on this device."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return int(free - total * (1 - utilization))
+    import psutil
+
+    return int(psutil.virtual_memory().available * _CPU_SHARE)
