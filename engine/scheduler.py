@@ -118,6 +118,19 @@ class Scheduler:
             if caching and seq.num_computed // page_size > seq.num_registered:
                 self._register(seq)
 
+    def check(self) -> None:
+        """Raise AssertionError if the books do not balance. For tests and idle moments."""
+        self.pool.check()
+        held = {page for seq in self.running for page in seq.pages}
+        assert self.pool.num_free == self.pool.num_pages - len(held), "a page is held by nobody, or by one that waits"
+        assert self.running == sorted(self.running, key=_order), "the running are out of order"
+        assert all(seq.state is State.RUNNING for seq in [*self.running, *self._computing.values()])
+        queued = [seq for _, seq in self._heap if seq.state is State.WAITING]
+        assert len(set(queued)) == len(queued) == len(self._heap) - self._num_stale, "the queue is miscounted"
+        following = [seq for leader in self.running for seq in leader.followers]
+        assert len(following) == self._num_following and len(queued) + len(following) == self.num_waiting
+        assert all(seq.state is State.FOLLOWING and not seq.pages for seq in following)
+
     # ---- the makings of a plan; each returns the budget that is left
 
     def _plan_decodes(self, parts: list[Part], budget: int) -> int:

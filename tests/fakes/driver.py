@@ -1,0 +1,88 @@
+"""Turns the crank of an EngineCore by hand and keeps what each request was told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from engine.core import EngineCore, Message, Runner
+from engine.grammar import Grammar
+from engine.messages import (
+    Command,
+    EngineConfig,
+    FinishReason,
+    GrammarSpec,
+    Request,
+    SamplingParams,
+    SequenceOutput,
+    StepOutput,
+)
+
+
+def no_grammar(spec: GrammarSpec) -> Grammar:
+    raise AssertionError("this test has no grammar")
+
+
+def request(name: str, prompt: Any, max_tokens: int = 8, **options: Any) -> Request:
+    """A greedy request; options that are not the request's own are sampling parameters."""
+    own = {key: options.pop(key) for key in ("priority", "cache_salt", "grammar", "choice") if key in options}
+    return Request(name, tuple(prompt), SamplingParams(max_tokens, temperature=0.0, **options), **own)
+
+
+class Driver:
+    def __init__(
+        self, runner: Runner, compile_grammar: Callable[[GrammarSpec], Grammar] = no_grammar, **config: Any
+    ) -> None:
+        self.inbox: list[Command] = []
+        self.core = EngineCore(EngineConfig("none", **config), runner, compile_grammar, self._take)
+        self.outputs: dict[str, list[SequenceOutput]] = {}
+        self.messages: list[Message] = []
+        self.num_steps = 0
+
+    def _take(self) -> list[Command]:
+        commands, self.inbox = self.inbox, []
+        return commands
+
+    def send(self, *commands: Command) -> None:
+        self.inbox += commands
+
+    def step(self) -> None:
+        self.num_steps += 1
+        messages = self.core.step()
+        self.messages += messages
+        for message in messages:
+            if isinstance(message, StepOutput):
+                plain = [SequenceOutput(name, tokens) for name, tokens in message.tokens]
+                names = [output.request_id for output in (*plain, *message.outputs)]
+                assert len(set(names)) == len(names) or any(output.error for output in message.outputs)
+                for output in (*plain, *message.outputs):
+                    self.outputs.setdefault(output.request_id, []).append(output)
+
+    def run(self, max_steps: int = 1000) -> None:
+        """Until nothing is left to do."""
+        for _ in range(max_steps):
+            self.step()
+            if not self.core.has_work and not self.inbox:
+                return
+        raise AssertionError(f"not done after {max_steps} steps")
+
+    def tokens(self, name: str) -> list[int]:
+        return [token for output in self.outputs.get(name, []) for token in output.token_ids]
+
+    def final(self, name: str) -> SequenceOutput:
+        """The last output of a request that has ended: the only one with a finish reason."""
+        *before, last = self.outputs[name]
+        assert last.finish is not None and all(output.finish is None for output in before)
+        return last
+
+    def finish(self, name: str) -> FinishReason:
+        finish = self.final(name).finish
+        assert finish is not None
+        return finish
+
+    def check_idle(self) -> None:
+        """Nothing is left of any request, and every page is free."""
+        scheduler = self.core.scheduler
+        scheduler.check()
+        assert not self.core.has_work and not scheduler.running and scheduler.num_waiting == 0
+        assert self.core.pool.num_free == self.core.pool.num_pages
