@@ -19,6 +19,9 @@ test: $(VENV)/.installed-dev  ## everything that .ci/run decides by
 test-unit: $(VENV)/.installed-dev  ## the part without a model: seconds
 	$(BIN)/python -m pytest -q tests/unit
 
+test-clients: $(VENV)/.installed-dev  ## real clients, each in its own environment, against a served project
+	$(BIN)/python -m pytest -q tests/clients/all_clients.py
+
 lint: $(VENV)/.installed-dev  ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -40,4 +43,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 clean:  ## remove the environment and caches of this folder
-	rm -rf $(VENV) .venv-* .pytest_cache .mypy_cache .ruff_cache *.egg-info
+	rm -rf $(VENV) .venv-* tests/clients/node/node_modules .pytest_cache .mypy_cache .ruff_cache *.egg-info
