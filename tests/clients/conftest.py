@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.clients.environments import interpreter
 from tests.clients.running import Endpoint, Outcomes, run_script
 
 ROOT = Path(__file__).parents[2]
@@ -56,4 +57,9 @@ def _base_url(process: subprocess.Popen[bytes], log: Path) -> str:
 @pytest.fixture(scope="session")
 def outcome_of(endpoint: Endpoint) -> Callable[[Path, str], Outcomes]:
     """(script, environment) -> the outcomes of its checks; each script runs once."""
-    return functools.cache(functools.partial(run_script, endpoint=endpoint))
+
+    @functools.cache
+    def outcomes(script: Path, environment: str) -> Outcomes:
+        return run_script(interpreter(environment), script, endpoint)
+
+    return outcomes

@@ -9,8 +9,6 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.clients.environments import interpreter
-
 SCRIPT_TIMEOUT_S = 300
 # Nothing but the endpoint may be reached: a client that phones home meets a closed port at once.
 _NO_INTERNET = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9", "no_proxy": "127.0.0.1"}
@@ -50,8 +48,8 @@ class Outcomes(dict[str, Outcome]):
         return Outcome(f"the script ended before this check\n{self.last_words}")
 
 
-def run_script(script: Path, environment: str, endpoint: Endpoint) -> Outcomes:
-    program = interpreter(environment)
+def run_script(program: str, script: Path, endpoint: Endpoint) -> Outcomes:
+    """Runs `script` with the interpreter `program` to its end."""
     with tempfile.TemporaryDirectory() as home:
         report = Path(home) / "report"
         variables = {
@@ -67,8 +65,7 @@ def run_script(script: Path, environment: str, endpoint: Endpoint) -> Outcomes:
             "CLIENT_MODEL_DIR": str(endpoint.model_dir),
             "CLIENT_REPORT": str(report),
         }
-        last_words = _run([program, str(script)], variables)
-        outcomes = Outcomes(last_words)
+        outcomes = Outcomes(_run([program, str(script)], variables))
         lines = report.read_text(encoding="utf-8").splitlines() if report.exists() else []
         for line in map(json.loads, lines):
             outcomes[line["check"]] = Outcome(line["error"])
