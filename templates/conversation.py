@@ -1,0 +1,144 @@
+"""Messages as one template can take them.
+
+A request's messages come in the OpenAI form. Templates differ in what they accept: content as text or as parts,
+arguments of tool calls as an object or as JSON text, system messages anywhere or only in front ... `Abilities` says
+what a template takes (`templates.abilities` finds out by trying), `adapt` brings messages into that form and changes
+nothing that the template takes as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from templates.rendered import TemplateError
+
+Messages = list[dict[str, Any]]
+REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")  # the first is what templates read
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """What a template takes."""
+
+    tools: bool = True  # it writes the tools of a request
+    developer: bool = False  # it has the role "developer"
+    many_systems: bool = True  # system messages anywhere, more than one
+    part_roles: frozenset[str] = frozenset()  # roles whose content may be a list of parts
+    only_parts_roles: frozenset[str] = frozenset()  # roles whose content must be a list of parts
+    no_content: Literal["missing", "null", "empty"] = "missing"  # of an assistant turn that only calls tools
+    arguments: Literal["object", "text"] = "object"
+    short_ids: bool = False  # ids of tool calls must be 9 letters and digits
+
+
+def adapt(messages: Messages, abilities: Abilities) -> Messages:
+    """A copy of the messages in the form that the template takes."""
+    adapted = [_message(message, abilities) for message in messages]
+    if not abilities.many_systems:
+        adapted = _one_system(adapted)
+    return adapted
+
+
+def _message(message: Mapping[str, Any], abilities: Abilities) -> dict[str, Any]:
+    new = {key: value for key, value in message.items() if value is not None}
+    if new.get("role") == "developer" and not abilities.developer:
+        new["role"] = "system"
+    role = str(new.get("role", ""))
+    if isinstance(new.get("tool_calls"), list):
+        new["tool_calls"] = [_tool_call(call, abilities) for call in new["tool_calls"]]
+    if not new.get("tool_calls", True):
+        del new["tool_calls"]
+    if abilities.short_ids and isinstance(new.get("tool_call_id"), str):
+        new["tool_call_id"] = _short_id(new["tool_call_id"])
+    reasoning = next((new[key] for key in REASONING_KEYS if key in new), None)
+    if reasoning is not None:
+        new = {"thinking": reasoning, **new, "reasoning_content": reasoning}
+    if "content" in new:
+        new["content"] = _content(new["content"], role, abilities)
+    elif role != "assistant" or abilities.no_content == "empty":
+        new["content"] = ""
+    elif abilities.no_content == "null":
+        new["content"] = None
+    return new
+
+
+def _content(content: Any, role: str, abilities: Abilities) -> Any:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if role in abilities.only_parts_roles else content
+    if not isinstance(content, list):
+        raise TemplateError("content must be a string or a list of parts")
+    for part in content:
+        if not isinstance(part, str) and not (isinstance(part, Mapping) and isinstance(part.get("text"), str)):
+            kind = part.get("type", "unknown") if isinstance(part, Mapping) else type(part).__name__
+            raise TemplateError(f"content parts of type {kind!r} are not supported: this model takes text")
+    texts = [part if isinstance(part, str) else part["text"] for part in content]
+    if role in abilities.part_roles:
+        return [{"type": "text", "text": text} for text in texts]
+    return "\n".join(texts)
+
+
+def _tool_call(call: Mapping[str, Any], abilities: Abilities) -> dict[str, Any]:
+    new = {key: value for key, value in call.items() if value is not None}
+    if abilities.short_ids and isinstance(new.get("id"), str):
+        new["id"] = _short_id(new["id"])
+    if isinstance(new.get("function"), Mapping):
+        function = dict(new["function"])
+        function["arguments"] = _arguments(function.get("arguments"), abilities)
+        new["function"] = function
+    return new
+
+
+def _arguments(arguments: Any, abilities: Abilities) -> Any:
+    """Text that is no JSON object stays as it is: an answer may have been broken, and the model should see it."""
+    if arguments is None or arguments == "":
+        arguments = {}
+    if abilities.arguments == "text":
+        return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    parsed = parse_object(arguments) if isinstance(arguments, str) else arguments
+    return arguments if parsed is None else parsed
+
+
+def parse_object(text: str) -> dict[str, Any] | None:
+    """The JSON object that the text is, or None."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def broken_arguments(messages: Messages) -> str | None:
+    """The path of the first tool call whose arguments are no JSON object."""
+    for index, message in enumerate(messages):
+        for number, call in enumerate(message.get("tool_calls") or []):
+            arguments = (call.get("function") or {}).get("arguments")
+            if isinstance(arguments, str) and arguments and parse_object(arguments) is None:
+                return f"messages[{index}].tool_calls[{number}].function.arguments"
+    return None
+
+
+def _short_id(identifier: str) -> str:
+    """9 letters and digits, the same for the same id."""
+    if len(identifier) == 9 and identifier.isalnum() and identifier.isascii():
+        return identifier
+    return hashlib.sha256(identifier.encode("utf-8", "surrogatepass")).hexdigest()[:9]
+
+
+def _one_system(messages: Messages) -> Messages:
+    """All system messages as one in front."""
+    systems = [message for message in messages if message.get("role") == "system"]
+    if not systems or (len(systems) == 1 and messages[0] is systems[0]):
+        return messages
+    contents = [message["content"] for message in systems]
+    if any(isinstance(content, list) for content in contents):
+        merged: Any = [
+            part
+            for content in contents
+            for part in (content if isinstance(content, list) else [{"type": "text", "text": content}])
+        ]
+    else:
+        merged = "\n\n".join(content for content in contents if content)
+    return [{**systems[0], "content": merged}, *(m for m in messages if m.get("role") != "system")]

@@ -1,0 +1,159 @@
+"""One chat template in Jinja: rendered to pieces, with the user's text kept apart from the template's control tokens.
+
+Knows the messages' form and the template language; where the template came from is `templates.resolution`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from jinja2 import nodes
+
+from templates import environment
+from templates.abilities import find_abilities
+from templates.conversation import Abilities, Messages, adapt, broken_arguments
+from templates.limits import Budget
+from templates.rendered import Piece, TemplateError
+from templates.shield import ControlTokens, Shield
+
+# What the renderer itself passes or offers: no chat_template_kwargs may take its place.
+RESERVED_KWARGS = frozenset(
+    "messages tools documents functions add_generation_prompt continue_final_message chat_template tokenize "
+    "conversation return_dict return_tensors padding truncation max_length self bos_token eos_token unk_token "
+    "sep_token pad_token cls_token mask_token".split()
+) | (environment.GLOBAL_NAMES - {"strftime_now"} | {"strftime_now"})
+# Templates that care about continuing look for exactly this text, which transformers appends to the last message.
+CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+
+
+class JinjaTemplate:
+    """Compiled on creation: raises TemplateError if the source is no valid template."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str], control_tokens: Collection[str]) -> None:
+        """`special_tokens`: bos_token ... by name; `control_tokens`: the texts of all added tokens."""
+        self.source = source
+        self._special_tokens = dict(special_tokens)
+        self._template = environment.compile_template(source)
+        self.variables = environment.variables(source)
+        constants, words = _words(source)
+        self._control = ControlTokens(control_tokens, constants, words)
+
+    @cached_property
+    def abilities(self) -> Abilities:
+        return find_abilities(self.source, self.variables, lambda messages, tools: self._render(messages, tools=tools))
+
+    def ignored(self, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+        """The kwargs that the template does not read."""
+        return tuple(sorted(kwargs.keys() - self.variables - ({"now"} if self._tells_time else set())))
+
+    @cached_property
+    def _tells_time(self) -> bool:
+        return bool({"strftime_now", "datetime"} & self.variables) or "strftime_now" in self.source
+
+    def render(
+        self,
+        messages: Messages,
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        documents: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        kwargs: Mapping[str, Any] | None = None,
+        allow_control_tokens: bool = False,
+    ) -> tuple[Piece, ...]:
+        """Raises TemplateError, with the template's own words where it refuses the messages."""
+        kwargs = {name: value for name, value in (kwargs or {}).items() if value is not None}
+        check_kwargs(kwargs)
+        now = _moment(kwargs.pop("now", None)) if self._tells_time and "now" not in self.variables else None
+        kwargs = {name: value for name, value in kwargs.items() if name in self.variables}
+        adapted = adapt(messages, self.abilities)
+        shield = Shield(self._control, [adapted, tools, documents, kwargs])
+        if not allow_control_tokens:
+            adapted = [shield.mask_message(message) for message in adapted]
+            tools, documents, kwargs = shield.mask(tools), shield.mask(documents), shield.mask(kwargs)
+        if continue_final_message:
+            adapted[-1] = _tagged(adapted[-1])
+        try:
+            with environment.clock(now), environment.kept(shield.through):
+                text = self._render(
+                    adapted,
+                    tools=tools,
+                    documents=documents,
+                    add_generation_prompt=add_generation_prompt,
+                    **kwargs,
+                )
+        except TemplateError as error:
+            if path := broken_arguments(messages):
+                raise TemplateError(f"{path} is no JSON object, which this chat template needs: {error}") from None
+            raise
+        if continue_final_message:
+            text = _cut_at_tag(text)
+        return shield.split(text)
+
+    def _render(self, messages: Messages, tools: Any = None, documents: Any = None, **values: Any) -> str:
+        values = {
+            **self._special_tokens,
+            "add_generation_prompt": False,
+            **values,
+            "messages": messages,
+            "tools": tools,
+            "documents": documents,
+        }
+        return environment.render(self._template, values, Budget(_size(values)))
+
+
+def check_kwargs(kwargs: Mapping[str, Any]) -> None:
+    """Raises TemplateError for names that are the renderer's own."""
+    for name, value in kwargs.items():
+        if name in RESERVED_KWARGS and value is not None:
+            raise TemplateError(f"chat_template_kwargs.{name} is not allowed: the name is reserved")
+
+
+def _words(source: str) -> tuple[set[str], set[str]]:
+    """The string constants of a template, and every name, attribute and constant in it."""
+    tree = environment.parse(source)
+    constants = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
+    names = {node.name for node in tree.find_all(nodes.Name)} | {node.attr for node in tree.find_all(nodes.Getattr)}
+    return constants, constants | names
+
+
+def _tagged(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if isinstance(content, str):
+        return {**message, "content": content + CONTINUE_TAG}
+    if isinstance(content, list) and content:
+        last = {**content[-1], "text": content[-1]["text"] + CONTINUE_TAG}
+        return {**message, "content": [*content[:-1], last]}
+    raise TemplateError("continue_final_message: the last message has no content to continue")
+
+
+def _cut_at_tag(text: str) -> str:
+    """What comes before the end of the last message. A template that trims contents gets it without trailing blanks,
+    as every earlier turn."""
+    at = text.rfind(CONTINUE_TAG.strip())
+    if at < 0:
+        raise TemplateError("continue_final_message: this chat template does not show the last message as it is")
+    return text[:at] if text.startswith(CONTINUE_TAG, at) else text[:at].rstrip()
+
+
+def _moment(value: Any) -> datetime | None:
+    if value is None:
+        return None
+    try:
+        return datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        raise TemplateError("chat_template_kwargs.now must be a date such as 2025-01-31") from None
+
+
+def _size(value: Any) -> int:
+    """Characters in the strings of a request."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(len(str(key)) + _size(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return sum(map(_size, value))
+    return 8

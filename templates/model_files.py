@@ -1,0 +1,107 @@
+"""What a model folder says about its chat format. Reads small JSON and template files; raises TemplateError.
+
+Knows no template language and no rules: `templates.resolution` decides what is used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from templates.rendered import TemplateError
+
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    names: tuple[str, ...] = ()  # what the model is called: its folder, and what it was made from
+    model_type: str = ""
+    architectures: tuple[str, ...] = ()
+    vocab_size: int = 0
+    special_tokens: dict[str, str] = field(default_factory=dict)  # "bos_token" -> "<s>"
+    added_tokens: frozenset[str] = frozenset()  # texts of all added tokens, special or not
+    vocabulary: frozenset[str] = frozenset()  # every token by its name
+    templates: dict[str, str] = field(default_factory=dict)  # "default", "tool_use" ... -> Jinja
+    template_file: str = ""  # where "default" was found
+
+
+def read(folder: Path) -> ModelFiles:
+    config = _json(folder / "config.json")
+    tokenizer_config = {**_json(folder / "special_tokens_map.json"), **_json(folder / "tokenizer_config.json")}
+    tokenizer = _json(folder / "tokenizer.json")
+    special_tokens = {
+        name: content for name in NAMED_TOKENS if (content := token_text(tokenizer_config.get(name))) is not None
+    }
+    templates, template_file = _templates(folder, tokenizer_config)
+    text_config = config.get("text_config") or {}
+    return ModelFiles(
+        names=tuple(name for name in (folder.resolve().name, config.get("_name_or_path")) if name),
+        model_type=str(config.get("model_type") or ""),
+        architectures=tuple(config.get("architectures") or ()),
+        vocab_size=int(
+            config.get("vocab_size") or config.get("padded_vocab_size") or text_config.get("vocab_size") or 0
+        ),
+        special_tokens=special_tokens,
+        added_tokens=_added_tokens(tokenizer, tokenizer_config) | frozenset(special_tokens.values()),
+        vocabulary=_vocabulary(tokenizer),
+        templates=templates,
+        template_file=template_file,
+    )
+
+
+def token_text(token: Any) -> str | None:
+    """A token of tokenizer_config.json is a string or an object with its content."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) and token else None
+
+
+def _json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        value = orjson.loads(file.read_bytes())
+    except orjson.JSONDecodeError as error:
+        raise TemplateError(f"{file.name} is not valid JSON: {error}") from None
+    return value if isinstance(value, dict) else {}
+
+
+def _added_tokens(tokenizer: dict[str, Any], config: dict[str, Any]) -> frozenset[str]:
+    listed = [*(tokenizer.get("added_tokens") or ()), *(config.get("added_tokens_decoder") or {}).values()]
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        more = config.get(key) or ()
+        listed += more.values() if isinstance(more, dict) else more
+    return frozenset(content for token in listed if (content := token_text(token)) is not None)
+
+
+def _vocabulary(tokenizer: dict[str, Any]) -> frozenset[str]:
+    vocab = (tokenizer.get("model") or {}).get("vocab") or ()
+    return frozenset(vocab if isinstance(vocab, dict) else (entry[0] for entry in vocab))
+
+
+def _templates(folder: Path, config: dict[str, Any]) -> tuple[dict[str, str], str]:
+    """(templates by name, the file of the first). As in transformers, template files win over tokenizer_config.json;
+    the file of old processors comes last."""
+    named: dict[str, str] = {}
+    files = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    if (main := folder / "chat_template.jinja").is_file():
+        files.insert(0, main)
+    for file in files:
+        named["default" if file == main else file.stem] = file.read_text(encoding="utf-8")
+    if named:
+        return named, files[0].name
+    for origin, value in (
+        ("tokenizer_config.json", config.get("chat_template")),
+        ("chat_template.json", _json(folder / "chat_template.json").get("chat_template")),
+    ):
+        if isinstance(value, str) and value:
+            return {"default": value}, origin
+        if isinstance(value, list):
+            value = {entry["name"]: entry["template"] for entry in value if isinstance(entry, dict)}
+        if isinstance(value, dict) and value:
+            return value, origin
+    return {}, ""

@@ -1,0 +1,45 @@
+"""What rendering a chat gives back. Knows nothing of templates, models or tokenizers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class TemplateError(ValueError):
+    """A chat cannot be rendered, or a template cannot be used. The message is for the client (or the operator)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a prompt. A control piece is one token of the template; any other is text, whatever it spells.
+
+    Text pieces that follow each other directly are encoded apart, as some formats ask; between a text piece and a
+    control piece that is an added token nothing is cut.
+    """
+
+    text: str
+    control: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """What ends an assistant's turn beside the tokenizer's and the generation config's eos."""
+
+    tokens: tuple[str, ...] = ()  # control tokens: stop at their id
+    words: tuple[str, ...] = ()  # texts that are no single token: stop strings
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A prompt."""
+
+    text: str
+    pieces: tuple[Piece, ...]
+    source: str  # which template it came from, and by which rule
+    stop_words: tuple[str, ...] = ()  # further stop strings of this prompt alone
+    react: bool = False  # the prompt asks for tool calls in the ReAct form
+    ignored_kwargs: tuple[str, ...] = ()  # chat_template_kwargs that the template does not read
+
+
+def pieces_text(pieces: tuple[Piece, ...] | list[Piece]) -> str:
+    return "".join(piece.text for piece in pieces)
