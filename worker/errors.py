@@ -19,8 +19,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.messages import RequestError
-
 # A message may quote what the caller sent; a huge input must not become a huge answer.
 MAX_MESSAGE_CHARS = 1000
 
@@ -109,21 +107,6 @@ class Unavailable(WorkerError):
     status = 503
     type = "server_error"
     code = "server_error"
-
-
-def engine_error(error: RequestError) -> WorkerError:
-    """What the client of a request reads that the engine ended with an error."""
-    if error.code == "queue_full":
-        return RateLimited(error.message, retry_after_s=error.retry_after_s)
-    if error.code == "prompt_too_long":
-        return ContextLength(error.message)
-    if error.code == "grammar_failed":
-        return BadRequest(error.message, param="response_format")
-    if error.code == "duplicate_id":
-        return BadRequest(error.message, param="request_id")
-    if error.code == "engine_dead":
-        return Unavailable(error.message)
-    return InternalError(error.message)
 
 
 def clip(text: str, limit: int = MAX_MESSAGE_CHARS) -> str:

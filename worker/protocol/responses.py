@@ -144,8 +144,8 @@ def completion_choice(
     stop_reason: int | str | None = None,
     **extra: Any,
 ) -> dict[str, Any]:
-    """`logprobs`: of `CompletionLogprobs.take()`. `extra`: token_ids, prompt_token_ids, prompt_logprobs, prompt_text.
-    The same shape serves whole answers and chunks."""
+    """The same shape serves whole answers and chunks. `logprobs`: {tokens, token_logprobs, top_logprobs, text_offset}.
+    `extra`: token_ids, prompt_token_ids, prompt_logprobs, prompt_text."""
     return {
         "index": index,
         "text": text,
@@ -175,48 +175,6 @@ def token_logprob(
 
 def chat_logprobs(content: list[dict[str, Any]] | None) -> dict[str, Any] | None:
     return None if content is None else {"content": content, "refusal": None}
-
-
-class CompletionLogprobs:
-    """The parallel lists of the completions' `logprobs`, of one choice. A stream takes them piece by piece."""
-
-    def __init__(self) -> None:
-        self._offset = 0
-        self._clear()
-
-    def _clear(self) -> None:
-        self._tokens: list[str] = []
-        self._values: list[float | None] = []
-        self._tops: list[dict[str, float] | None] = []
-        self._offsets: list[int] = []
-
-    def add(self, token: str, logprob: float | None, top: dict[str, float] | None) -> None:
-        """One token and its text. `logprob` and `top` are None for the first token of an echoed prompt; `top` is empty
-        where no alternatives were asked for."""
-        self._tokens.append(token)
-        self._values.append(None if logprob is None else finite(logprob))
-        self._tops.append(None if top is None else {text: finite(value) for text, value in top.items()})
-        self._offsets.append(self._offset)
-        self._offset += len(token)
-
-    def take(self) -> dict[str, Any]:
-        """What was added since the last call; offsets go on counting."""
-        body = {
-            "tokens": self._tokens,
-            "token_logprobs": self._values,
-            "top_logprobs": self._tops,
-            "text_offset": self._offsets,
-        }
-        self._clear()
-        return body
-
-
-def prompt_logprob(entries: list[tuple[int, float, int | None, str]]) -> dict[str, Any]:
-    """One position of `prompt_logprobs`, from (token id, logprob, rank, text)."""
-    return {
-        str(token_id): {"logprob": finite(logprob), "rank": rank, "decoded_token": text}
-        for token_id, logprob, rank, text in entries
-    }
 
 
 def model_card(
