@@ -24,7 +24,7 @@ from engine.messages import EngineConfig
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class ModelLoadError(Exception):
+class ModelLoadError(ValueError):
     """The model cannot be served: one line that names the cause, and no path but the model's own name."""
 
 
@@ -50,9 +50,7 @@ class Model:
 
     def hidden(self, token_ids: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
         """token_ids, positions int64 [T] -> [T, H] after the last norm"""
-        out = self.body(
-            input_ids=token_ids[None], position_ids=positions[None], use_cache=False, paged_batch=batch
-        )
+        out = self.body(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, paged_batch=batch)
         return out.last_hidden_state[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -72,8 +70,10 @@ class Model:
             raise self._refuse(f"its forward fails: {_first_line(error)}") from error
         missing = set(range(self.config.num_hidden_layers)) - set(probe.specs)
         if missing:
-            raise self._refuse(f"the attention of {len(missing)} of its {self.config.num_hidden_layers} layers does "
-                               "not go through the attention interface")
+            raise self._refuse(
+                f"the attention of {len(missing)} of its {self.config.num_hidden_layers} layers does "
+                "not go through the attention interface"
+            )
         for layer, kind in enumerate(getattr(self.config, "layer_types", None) or ()):
             windowed = probe.specs[layer].window is not None
             if kind not in ("full_attention", "sliding_attention") or (kind == "sliding_attention") != windowed:
@@ -137,8 +137,9 @@ def _read_config(config: EngineConfig, folder: Path) -> Any:
         return AutoConfig.for_model(model_type, **values)
     except ValueError as error:
         hint = "; it brings code of its own, which TRUST_REMOTE_CODE=1 would run" if "auto_map" in values else ""
-        raise ModelLoadError(f"the model type {model_type!r} of {folder.name!r} is not supported{hint}: "
-                             f"{_first_line(error)}") from error
+        raise ModelLoadError(
+            f"the model type {model_type!r} of {folder.name!r} is not supported{hint}: {_first_line(error)}"
+        ) from error
 
 
 def _merge(values: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
@@ -190,7 +191,8 @@ def _max_model_len(wanted: int | None, config: Any) -> int:
 
 def _load_weights(config: EngineConfig, folder: Path, hf_config: Any, dtype: torch.dtype, device: torch.device) -> Any:
     from transformers import AutoModelForCausalLM
-    from transformers.utils import is_accelerate_available, logging as hf_logging
+    from transformers.utils import is_accelerate_available
+    from transformers.utils import logging as hf_logging
 
     hf_logging.set_verbosity_error()
     hf_logging.disable_progress_bar()
@@ -205,8 +207,14 @@ def _load_weights(config: EngineConfig, folder: Path, hf_config: Any, dtype: tor
         if device.type != "cpu" and is_accelerate_available():
             options["device_map"] = {"": device}
         hf, info = AutoModelForCausalLM.from_pretrained(
-            folder, config=hf_config, dtype=dtype, attn_implementation=base.IMPLEMENTATION, local_files_only=True,
-            output_loading_info=True, **_weight_files(config.load_format, folder), **options,
+            folder,
+            config=hf_config,
+            dtype=dtype,
+            attn_implementation=base.IMPLEMENTATION,
+            local_files_only=True,
+            output_loading_info=True,
+            **_weight_files(config.load_format, folder),
+            **options,
         )
     except ModelLoadError:
         raise
@@ -226,8 +234,12 @@ def _weight_files(load_format: str, folder: Path) -> dict[str, Any]:
         files = sorted(folder.glob("*.gguf"))
         if files:
             return {"gguf_file": files[0].name}
-    wanted = {"safetensors": ("*.safetensors",), "pt": ("*.bin",), "gguf": ("*.gguf",),
-              "auto": ("*.safetensors", "*.bin", "*.gguf")}
+    wanted = {
+        "safetensors": ("*.safetensors",),
+        "pt": ("*.bin",),
+        "gguf": ("*.gguf",),
+        "auto": ("*.safetensors", "*.bin", "*.gguf"),
+    }
     if load_format not in wanted:
         raise ModelLoadError(f"LOAD_FORMAT={load_format} is not known; there are {', '.join(wanted)}, dummy")
     if not _has(folder, *wanted[load_format]):
