@@ -233,6 +233,15 @@ class GatewaySettings:
         help="Port to listen on; 0 = any free one.")
     api_key: str | None = setting(_GATEWAY, "API_KEY", of=secret_text, secret=True,
         help="Key that clients must send as a bearer token. Empty: none is asked for.")
+    cors_origins: tuple[str, ...] = setting(_GATEWAY, "CORS_ORIGINS", of=names, default=(),
+        help="Origins whose web pages may call this server, like http://localhost:5173, with commas between; "
+             "* = any. Empty: only the server's own page.")
+    max_queued_jobs: int = setting(_GATEWAY, "MAX_QUEUED_JOBS", of=integer(1), default=1000,
+        help="Jobs that may wait for a worker before new ones are refused with 429.")
+    execution_timeout_s: float = setting(_GATEWAY, "EXECUTION_TIMEOUT", of=number(1, 604800), default=600.0,
+        help="Seconds a job may run, where it names no limit itself.")
+    rate_limit: int = setting(_GATEWAY, "RATE_LIMIT", of=integer(0), default=0,
+        help="Requests in any 10 seconds before new ones are refused with 429; 0 = no limit.")
     # fmt: on
 
     @classmethod
