@@ -193,6 +193,11 @@ def test_several_errors_are_told_at_once_and_at_most_ten() -> None:
 
 
 @pytest.mark.parametrize("parse", [chat, completion])
+def test_what_is_quoted_is_quoted_as_it_came(parse: Any) -> None:
+    assert refusal(parse, truncation_side="{x} %s }").message.endswith('got "{x} %s }"')
+
+
+@pytest.mark.parametrize("parse", [chat, completion])
 def test_null_is_the_same_as_absent(parse: Any) -> None:
     names = [
         "temperature", "top_p", "max_tokens", "n", "stop", "seed", "logit_bias", "tools", "tool_choice",

@@ -21,8 +21,8 @@ INT64 = 2**63
 
 
 def wrong(text: str, code: str = "invalid_value") -> PydanticCustomError:
-    """The error of one field; its name is put in front of `text`. Braces would be read as placeholders."""
-    return PydanticCustomError(code, text.replace("{", "(").replace("}", ")"))
+    """The error of one field; its name is put in front of `text`."""
+    return PydanticCustomError(code, text)
 
 
 def wrong_type(expected: str, value: Any) -> PydanticCustomError:
