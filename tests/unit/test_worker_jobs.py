@@ -214,7 +214,7 @@ shaped = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(shaped | any_json)
 def test_any_json_is_an_operation_or_an_error_for_the_client(job_input: Any) -> None:
     try:

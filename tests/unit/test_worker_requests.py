@@ -766,7 +766,7 @@ FIELDS = sorted({*ChatCompletionRequest.model_fields, *CompletionRequest.model_f
 bodies = st.dictionaries(st.sampled_from(FIELDS), any_json, max_size=4)
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=200)
 @given(bodies, st.booleans(), st.booleans())
 @example({"tools": [{"function": {"name": "f", "parameters": {"minimum": -(2**63) - 1}}}]}, False, True)
 @example({"guided_json": {"minimum": -(2**63) - 1}}, False, True)
@@ -785,7 +785,7 @@ def test_any_json_is_a_request_or_a_bounded_400(body: dict[str, Any], as_complet
         assert request.ignored_fields() == [name for name in request.ignored_fields() if name in body]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(st.lists(any_json | st.dictionaries(st.sampled_from(["role", "content", "tool_calls", "function_call", "name"]),
        st.sampled_from(["user", "assistant", "function", "tool"]) | any_json, max_size=4), max_size=3))  # fmt: skip
 def test_any_messages_are_normal_or_named(messages: list[Any]) -> None:
