@@ -1,0 +1,92 @@
+"""HTTP request -> queued job -> HTTP answer, for the routes that a worker answers."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from gateway import jsontext, relay
+from gateway.asgi import read_body, unless_gone
+from gateway.broker import Broker
+from gateway.job import Job
+from gateway.routes import Route, find
+from worker.errors import BadRequest
+
+MAX_BODY_BYTES = 20_000_000
+TTL_S = 24 * 3600.0
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class OpenAiApi:
+    """An ASGI application that answers every route of `routes`, and 404 or 405 to all others."""
+
+    def __init__(self, broker: Broker, execution_timeout_s: float) -> None:
+        self._broker = broker
+        self._execution_timeout_s = execution_timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = find(scope["method"], scope["path"])
+        headers = Headers(scope=scope)
+        job = Job(
+            id=str(uuid.uuid4()),
+            request=b"",
+            created=self._broker.now,
+            execution_timeout_s=self._execution_timeout_s,
+        )
+        job.request = b'{"input":' + await self._input(route, headers, receive, scope, job) + b"}"
+        self._broker.submit(job, TTL_S)
+        answered: bool | None = False
+        try:
+            answered, _ = await unless_gone(receive, relay.answer(job, send, route.media_type))
+        finally:
+            # Whoever asked is gone: nobody needs the rest. (A job that has ended does not notice.)
+            if not answered:
+                self._broker.cancel(job)
+
+    async def _input(self, route: Route, headers: Headers, receive: Receive, scope: Scope, job: Job) -> bytes:
+        """The job's input. Headers do not reach a worker, so what matters of them goes into the body."""
+        name = jsontext.dumps(route.name)
+        if route.method == "GET":
+            return b'{"openai_route":' + name + b"}"
+        body = await read_body(receive, MAX_BODY_BYTES)
+        if not body:
+            if route.name != "/reset_prefix_cache":
+                raise BadRequest("the request has no body: it takes a JSON object", code="invalid_json")
+            body = b"{}"
+        else:
+            require_json(headers)
+        value = jsontext.parse_request(body)
+        extra = _from_headers(headers)
+        if "request_id" not in extra and value.get("request_id") is None:
+            extra["request_id"] = scope["state"]["request_id"]
+        scope["state"]["request_id"] = extra.get("request_id", value.get("request_id"))
+        priority = extra.get("priority", value.get("priority"))
+        job.priority = priority if isinstance(priority, int) and not isinstance(priority, bool) else 0
+        return b'{"openai_route":' + name + b',"openai_input":' + jsontext.extend(body, extra) + b"}"
+
+
+def require_json(headers: Headers) -> None:
+    """Refuses bodies that do not say that they are JSON. This also keeps foreign web pages out: a browser asks for
+    permission before it sends JSON to another site, but not before it sends plain text."""
+    media_type = headers.get("content-type", "").split(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        shown = json.dumps(media_type[:80]) if media_type else "no content type"
+        raise BadRequest(f"the content type must be application/json, got {shown}", code="invalid_content_type")
+
+
+def _from_headers(headers: Headers) -> dict[str, Any]:
+    extra: dict[str, Any] = {}
+    if (request_id := headers.get("x-request-id")) is not None:
+        if not _REQUEST_ID.fullmatch(request_id):
+            raise BadRequest("X-Request-Id must be 1 to 128 printable characters", param="X-Request-Id")
+        extra["request_id"] = request_id
+    if (priority := headers.get("x-priority")) is not None:
+        if not re.fullmatch(r"[+-]?\d{1,18}", priority):
+            raise BadRequest(f"X-Priority must be an integer, got {json.dumps(priority[:40])}", param="X-Priority")
+        extra["priority"] = int(priority)
+    return extra
