@@ -44,6 +44,10 @@ class Detokenizer:
         self.stopped: str | None = None
         self.num_tokens = 0  # ids consumed; ids behind a stop string are not
 
+    @property
+    def has_stops(self) -> bool:
+        return self._matcher is not None
+
     def feed(self, ids: Sequence[int]) -> str:
         """Consumes ids up to a stop string and returns the text that has become certain."""
         parts = []

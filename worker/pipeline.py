@@ -95,6 +95,10 @@ class OutputPipeline:
             finish=finish,
         )
 
+    def stop_finder(self) -> Detokenizer | None:
+        """A detokenizer in this pipeline's state, for a search that must see stop strings; None: there are none."""
+        return self._detokenizer.fork() if self._detokenizer.has_stops else None
+
     def _finish(self, output: SequenceOutput) -> Finish | None:
         stopped = self._detokenizer.stopped
         if stopped is not None:

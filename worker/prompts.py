@@ -1,0 +1,164 @@
+"""A request's prompt, from messages, text or ids, to the token ids that the engine gets.
+
+Chats are rendered by the template and encoded piece by piece of its own control tokens; raw prompts are encoded as
+they are, control tokens that they spell included. What is long is encoded in a thread; what is certainly too long
+for the context is refused before it is encoded. Knows nothing of sampling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from templates import ChatTemplates, Rendered, TemplateError
+from worker.errors import BadRequest, ContextLength
+from worker.fim import fim_format
+from worker.protocol.requests import ChatCompletionRequest, CompletionRequest, TemplateFields, TokenizeRequest
+from worker.protocol.tools import Tool
+from worker.sampling import Model, check_token_ids, truncated
+from worker.settings import Settings
+from worker.tokenizer import Tokenizer
+
+# About 5 ms of encoding; beyond it the event loop would make other streams wait.
+INLINE_CHARS = 10_000
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    ids: tuple[int, ...]
+    text: str | None = None  # what was encoded; None where the client gave ids, or where they were cut
+    previous: int | None = None  # the token that the answer's text goes on from; None: it is a text of its own
+    rendered: Rendered | None = None  # of a chat
+
+
+class PromptBuilder:
+    def __init__(self, tokenizer: Tokenizer, templates: ChatTemplates, model: Model, settings: Settings) -> None:
+        self.tokenizer = tokenizer
+        self.templates = templates
+        self._model = model
+        self._settings = settings
+        self._fim = fim_format(tokenizer)
+
+    @property
+    def fills_in(self) -> bool:
+        """Whether `suffix` becomes part of the prompt; otherwise it is for the caller to append it."""
+        return self._fim is not None
+
+    async def chat(self, request: ChatCompletionRequest) -> Prompt:
+        """Raises BadRequest (what the template itself refuses included) or ContextLength."""
+        request.check_template(trusted=self._settings.trust_request_chat_template)
+        prompt = await self._render_and_encode(request, request.messages, request.add_special_tokens)
+        if (ids := truncated(prompt.ids, request, self._model)) != prompt.ids:
+            prompt = replace(prompt, ids=ids, text=None)
+        continues = request.continue_final_message or not request.add_generation_prompt
+        return replace(prompt, previous=self._last_text_token(ids) if continues else None)
+
+    async def completions(self, request: CompletionRequest) -> list[Prompt]:
+        """One for each of the request's prompts."""
+        return [await self._completion(request, prompt) for prompt in request.prompt]
+
+    async def tokenize(self, request: TokenizeRequest) -> Prompt:
+        """Of a prompt, or of messages as chat would render them."""
+        request.check_template(trusted=self._settings.trust_request_chat_template)
+        if request.messages is not None:
+            return await self._render_and_encode(request, request.messages, request.add_special_tokens or False)
+        assert request.prompt is not None
+        return await self._encode_raw(request.prompt, request.add_special_tokens is not False)
+
+    async def _completion(self, request: CompletionRequest, given: str | tuple[int, ...]) -> Prompt:
+        if request.suffix is not None and self._fim is not None:
+            prompt = await self._fill_in(request, given, request.suffix)
+        elif isinstance(given, str):
+            if request.truncate_prompt_tokens is None:
+                self._refuse_if_hopeless(len(given), "prompt")
+            prompt = await self._encode_raw(given, request.add_special_tokens)
+        else:
+            check_token_ids("prompt", given, self._model.vocab_size)
+            prompt = Prompt(given)
+        if (ids := truncated(prompt.ids, request, self._model)) != prompt.ids:
+            prompt = replace(prompt, ids=ids, text=None)
+        return replace(prompt, previous=self._last_text_token(ids))
+
+    async def _fill_in(self, request: CompletionRequest, given: str | tuple[int, ...], suffix: str) -> Prompt:
+        assert self._fim is not None
+        if not isinstance(given, str):
+            raise BadRequest("suffix needs a prompt of text, not of token ids", param="suffix")
+        pieces = self._fim.pieces(given, suffix)
+        prefix = self.tokenizer.prefix_ids if request.add_special_tokens else ()
+        ids = await _off_loop(len(given) + len(suffix), lambda: self.tokenizer.encode_pieces(pieces))
+        return Prompt((*prefix, *ids), given)
+
+    async def _encode_raw(self, text: str, add_special_tokens: bool) -> Prompt:
+        encode = self.tokenizer.encode
+        ids = await _off_loop(len(text), lambda: encode(text, add_special_tokens=add_special_tokens))
+        return Prompt(tuple(ids), text)
+
+    async def _render_and_encode(
+        self, request: TemplateFields, messages: list[dict[str, Any]], add_special_tokens: bool
+    ) -> Prompt:
+        def run() -> Prompt:
+            rendered = self._render(request, messages)
+            if getattr(request, "truncate_prompt_tokens", None) is None:
+                self._refuse_if_hopeless(len(rendered.text), "messages")
+            ids = self.tokenizer.encode_pieces(rendered.pieces)
+            prefix = self.tokenizer.prefix_ids if add_special_tokens else ()
+            return Prompt((*prefix, *ids), rendered.text, rendered=rendered)
+
+        # A client's own template may take its time whatever its input's size.
+        num_chars = sum(_num_chars(message) for message in messages)
+        return await _off_loop(num_chars if request.chat_template is None else INLINE_CHARS + 1, run)
+
+    def _render(self, request: TemplateFields, messages: list[dict[str, Any]]) -> Rendered:
+        templates, tools = self.templates, self._shown_tools(request)
+        try:
+            if request.chat_template is not None:
+                templates = templates.replaced(request.chat_template)
+            return templates.render(
+                messages,
+                tools=[tool.source for tool in tools] or None,
+                documents=request.documents,
+                add_generation_prompt=request.add_generation_prompt,
+                continue_final_message=request.continue_final_message,
+                kwargs=self._template_kwargs(request),
+                allow_control_tokens=self._settings.allow_control_tokens,
+            )
+        except TemplateError as error:
+            raise BadRequest(str(error), param="messages", code="template_error") from None
+
+    def _shown_tools(self, request: TemplateFields) -> tuple[Tool, ...]:
+        if not isinstance(request, ChatCompletionRequest):
+            return request.tools
+        hide = self._settings.exclude_tools_when_none and request.choice_of_tools.kind == "none"
+        return () if hide else request.all_tools
+
+    def _template_kwargs(self, request: TemplateFields) -> dict[str, Any]:
+        kwargs = {**self._settings.default_chat_template_kwargs, **request.chat_template_kwargs}
+        effort = getattr(request, "reasoning_effort", None)
+        return kwargs if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none", **kwargs}
+
+    def _refuse_if_hopeless(self, num_chars: int, param: str) -> None:
+        """Text that is too long even if every token were the longest there is."""
+        limit = self._model.max_model_len * self.tokenizer.longest_token_chars
+        if num_chars > limit:
+            raise ContextLength(
+                f"This model's maximum context length is {self._model.max_model_len} tokens, and the {param} of "
+                f"{num_chars} characters cannot fit. Shorten the {param}.",
+                param=param,
+            )
+
+    def _last_text_token(self, ids: tuple[int, ...]) -> int | None:
+        return next((token_id for token_id in reversed(ids) if token_id not in self.tokenizer.special_ids), None)
+
+
+def _num_chars(message: dict[str, Any]) -> int:
+    content = message.get("content")
+    if isinstance(content, str):
+        return len(content)
+    return sum(len(part.get("text", "")) for part in content) if isinstance(content, list) else 0
+
+
+async def _off_loop(num_chars: int, work: Callable[[], T]) -> T:
+    return work() if num_chars <= INLINE_CHARS else await asyncio.to_thread(work)

@@ -1,0 +1,116 @@
+"""The model that is served, as the text side knows it: names, tokenizer, templates, limits, defaults, stop set."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import templates
+from engine.messages import EngineInfo
+from templates import ChatTemplates, TemplateError
+from worker import VERSION, sampling
+from worker.errors import ModelNotFound, SettingsError
+from worker.model_files import ModelFiles
+from worker.prompts import Prompt, PromptBuilder
+from worker.protocol.requests import ChatCompletionRequest
+from worker.protocol.validation import quote
+from worker.settings import Settings, public_name
+from worker.tokenizer import Tokenizer, TokenizerError
+
+
+@dataclass(frozen=True)
+class ModelText:
+    """What can be read while the engine is still loading."""
+
+    files: ModelFiles
+    tokenizer: Tokenizer
+    templates: ChatTemplates
+
+    @classmethod
+    def load(cls, files: ModelFiles, settings: Settings) -> ModelText:
+        """Raises SettingsError."""
+        try:
+            tokenizer = Tokenizer.load(files.tokenizer_folder)
+            chat_templates = templates.load(
+                files.tokenizer_folder,
+                template_type=settings.model_template_type,
+                custom_template=settings.custom_chat_template,
+            )
+        except TokenizerError as error:
+            raise SettingsError(f"the tokenizer of {settings.model} cannot be used: {error}") from None
+        except TemplateError as error:
+            raise SettingsError(str(error)) from None
+        return cls(files, tokenizer, chat_templates)
+
+
+class ServedModel:
+    def __init__(self, text: ModelText, settings: Settings, info: EngineInfo) -> None:
+        """Raises SettingsError for defaults that no request could hold."""
+        self.settings = settings
+        self.info = info
+        self.files = text.files
+        self.tokenizer = text.tokenizer
+        self.templates = text.templates
+        self.names = settings.served_names
+        self.created = int(time.time())
+        self.fingerprint = f"worker-paged-{VERSION}"
+        self.defaults = sampling.defaults(settings, text.files.generation_config)
+        self.sampling = sampling.Model(
+            max_model_len=info.max_model_len,
+            vocab_size=info.vocab_size,
+            stop_ids=_stop_ids(text),
+            max_logprobs=settings.max_logprobs,
+        )
+        self.prompts = PromptBuilder(self.tokenizer, self.templates, self.sampling, settings)
+
+    @property
+    def root(self) -> str:
+        """The model's own name, whatever it is served as."""
+        return public_name(self.settings.model)
+
+    def resolve(self, name: str) -> str:
+        """The id under which a request for `name` is answered; "" is the model. Raises ModelNotFound."""
+        accepted = (*self.names, self.root, self.settings.model)
+        if not name or self.settings.accept_any_model_name or name.lower() in {known.lower() for known in accepted}:
+            return next((known for known in self.names if known.lower() == name.lower()), self.names[0])
+        served = ", ".join(self.names)
+        raise ModelNotFound(f"The model {quote(name)} does not exist. Served here: {served}.", param="model")
+
+    def stop_words(self, prompt: Prompt) -> tuple[str, ...]:
+        """What ends an answer to this prompt beside token ids."""
+        if prompt.rendered is None:
+            return ()
+        return tuple(dict.fromkeys([*self.templates.stop.words, *prompt.rendered.stop_words]))
+
+    def bad_words(self, words: Sequence[str]) -> list[tuple[int, ...]]:
+        """The token sequences that spell each word, at the start of a text and after a space."""
+        found: dict[tuple[int, ...], None] = {}
+        for word in words:
+            for spelled in (word, " " + word.lstrip()):
+                found[tuple(self.tokenizer.encode(spelled, add_special_tokens=False))] = None
+        return [ids for ids in found if ids]
+
+    def answer_role(self, request: ChatCompletionRequest) -> str:
+        """Without a generation prompt the answer goes on in the last message's role."""
+        return self.settings.response_role if request.add_generation_prompt else str(request.messages[-1]["role"])
+
+    def facts(self) -> dict[str, Any]:
+        """For the log and for whoever asks why the model answers as it does."""
+        tokenizer = self.tokenizer
+        return {
+            "template": self.templates.why,
+            "stop_token_ids": sorted(self.sampling.stop_ids),
+            "stop_tokens": [tokenizer.token_str(token_id) for token_id in sorted(self.sampling.stop_ids)],
+            "stop": list(self.templates.stop.words),
+        }
+
+
+def _stop_ids(text: ModelText) -> frozenset[int]:
+    """The model's eos ids and the end-of-turn tokens of its template."""
+    ids = {*text.files.eos_ids, *text.tokenizer.eos_ids}
+    for token in text.templates.stop.tokens:
+        if (token_id := text.tokenizer.token_id(token)) is not None:
+            ids.add(token_id)
+    return frozenset(ids)

@@ -1,0 +1,248 @@
+"""One operation, from what a client asked to what it is answered.
+
+    serving.answer(operation, job_id) -> Answer        `delivery.deliver` runs it
+
+For a generation: validate -> render and encode -> sampling parameters -> run the sequences in the engine -> a writer of
+the right protocol. All refusals happen before the engine hears of a request.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from engine.client import EngineClient
+from engine.messages import Request, SamplingParams
+from worker import introspect
+from worker.answers.base import Frame, Writer
+from worker.answers.chat import ChatRules, StreamedChat, WholeChat
+from worker.answers.completion import CompletionRules, StreamedCompletion, WholeCompletion
+from worker.answers.native import NativeStream, NativeWhole
+from worker.beam import BeamGeneration, BeamOptions
+from worker.detokenizer import Detokenizer
+from worker.errors import BadRequest, RateLimited, WorkerError
+from worker.generation import Candidate, Generation, ranked
+from worker.jobs import Operation
+from worker.logprobs import LogprobFormat
+from worker.metrics import Metrics
+from worker.pipeline import OutputPipeline, StopRules
+from worker.prompts import Prompt
+from worker.protocol.requests import ChatCompletionRequest, CompletionRequest
+from worker.protocol.responses import Head, new_id
+from worker.protocol.validation import fail
+from worker.sampling import sampling_params
+from worker.served import ServedModel
+
+log = logging.getLogger("worker")
+
+AnyRequest = ChatCompletionRequest | CompletionRequest
+Send = Callable[[Any], None]
+# What beam search, which draws nothing, cannot honour: field and the value that asks for nothing.
+_NOT_WITH_BEAMS = {
+    "logit_bias": (),
+    "allowed_token_ids": None,
+    "bad_words": (),
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": None,
+}
+
+
+class Serving:
+    def __init__(self, model: ServedModel, client: Callable[[], EngineClient], metrics: Metrics) -> None:
+        """`client` gives the engine client of the running loop."""
+        self.model = model
+        self.client = client
+        self.metrics = metrics
+
+    def answer(self, operation: Operation, job_id: str) -> Answer:
+        return Answer(self, operation, job_id)
+
+
+class Answer:
+    """One operation being answered; see `delivery.Answer`."""
+
+    def __init__(self, serving: Serving, operation: Operation, job_id: str) -> None:
+        self.id = job_id
+        self.events = operation.stream and operation.native is None
+        self._serving = serving
+        self._model = serving.model
+        self._operation = operation
+        self._generation: Generation | BeamGeneration | None = None
+
+    def abort(self) -> None:
+        if self._generation is not None:
+            self._generation.abort()
+
+    async def run(self, send: Send) -> None:
+        try:
+            match self._operation.kind:
+                case "chat":
+                    await self._chat(ChatCompletionRequest.parse(self._operation.body), send)
+                case "completions":
+                    await self._completions(CompletionRequest.parse(self._operation.body), send)
+                case _:
+                    serving = self._serving
+                    send(await introspect.answer(self._operation, self._model, serving.client, serving.metrics))
+        except WorkerError as error:
+            if isinstance(error, RateLimited):
+                self._serving.metrics.rejected()
+            log.info("%s %s: %d %s", self._operation.kind, self.id, error.status, error.code)
+            raise
+
+    async def _chat(self, request: ChatCompletionRequest, send: Send) -> None:
+        model = self._model
+        name = model.resolve(request.model)
+        self._refuse_what_cannot_be(request)
+        prompt = await model.prompts.chat(request)
+        head = Head.chat(name, request.request_id, model.fingerprint)
+        frame = self._frame(request, head, send)
+        rules = ChatRules(request, frame, model.answer_role(request))
+        writer: Writer = self._native_writer(request, frame, 1) or (
+            StreamedChat(rules, prompt) if request.stream else WholeChat(rules, prompt)
+        )
+        await self._generate(request, [prompt], writer)
+
+    async def _completions(self, request: CompletionRequest, send: Send) -> None:
+        model = self._model
+        name = model.resolve(request.model)
+        self._refuse_what_cannot_be(request)
+        prompts = await model.prompts.completions(request)
+        head = Head.completion(name, request.request_id, model.fingerprint)
+        frame = self._frame(request, head, send)
+        append = not model.prompts.fills_in
+        rules = CompletionRules(request, prompts, frame, model.tokenizer, append_suffix=append)
+        writer: Writer = self._native_writer(request, frame, len(prompts)) or (
+            StreamedCompletion(rules) if request.stream else WholeCompletion(rules)
+        )
+        await self._generate(request, prompts, writer)
+
+    async def _generate(self, request: AnyRequest, prompts: Sequence[Prompt], writer: Writer) -> None:
+        params = [self._params(request, prompt) for prompt in prompts]
+        client = self._serving.client()
+        if request.use_beam_search:
+            candidates = self._candidates(request, prompts, params, request.n)
+            options = BeamOptions(request.n, request.num_sequences, request.length_penalty, request.early_stopping)
+            self._generation = BeamGeneration(client, candidates, options)
+            await self._generation.run(writer.step)
+        else:
+            candidates = self._candidates(request, prompts, params, request.num_sequences)
+            self._generation = generation = Generation(client, candidates, request.stream_interval)
+            if request.num_sequences > request.n:
+                await ranked(generation, len(prompts), request.n, writer.step)
+            else:
+                await generation.run(writer.step)
+        writer.close()
+        self._note(params[0], request.n * len(prompts))
+
+    def _params(self, request: AnyRequest, prompt: Prompt) -> SamplingParams:
+        model = self._model
+        params = sampling_params(
+            request,
+            model.sampling,
+            model.defaults,
+            num_prompt_tokens=len(prompt.ids),
+            bad_words=model.bad_words(request.bad_words),
+        )
+        ranks = request.num_sequences > request.n and not request.use_beam_search
+        return replace(params, logprobs=params.logprobs or 0) if ranks else params
+
+    def _candidates(
+        self, request: AnyRequest, prompts: Sequence[Prompt], params: Sequence[SamplingParams], per_prompt: int
+    ) -> list[Candidate]:
+        run_id = new_id()
+        constraint = request.constraint
+        spec = None if constraint is None else constraint.spec
+        return [
+            Candidate(
+                Request(
+                    id=f"{run_id}-{place * per_prompt + choice}",
+                    prompt_ids=prompt.ids,
+                    params=params[place],
+                    choice=choice,
+                    priority=request.priority,
+                    cache_salt=request.cache_salt,
+                    grammar=spec,
+                ),
+                self._pipeline(request, prompt),
+                place,
+            )
+            for place, prompt in enumerate(prompts)
+            for choice in range(per_prompt)
+        ]
+
+    def _pipeline(self, request: AnyRequest, prompt: Prompt) -> OutputPipeline:
+        model = self._model
+        ends = () if request.ignore_eos else model.stop_words(prompt)
+        detokenizer = Detokenizer(
+            model.tokenizer,
+            skip_special_tokens=request.skip_special_tokens,
+            spaces_between_special_tokens=request.spaces_between_special_tokens,
+            stop=(*request.stop, *ends),
+            include_stop_str=request.include_stop_str_in_output,
+            min_tokens=request.min_tokens,
+            previous=prompt.previous,
+        )
+        own_ids = set(request.stop_token_ids) - (set() if request.ignore_eos else model.sampling.stop_ids)
+        rules = StopRules(frozenset([*request.stop, *own_ids]), request.include_stop_str_in_output)
+        return OutputPipeline(detokenizer, None, rules)
+
+    def _frame(self, request: AnyRequest, head: Head, send: Send) -> Frame:
+        model = self._model
+        as_ids = request.return_tokens_as_token_ids or model.settings.return_tokens_as_token_ids
+        count = request.num_logprobs
+        return Frame(
+            head,
+            send,
+            usage=lambda: self._generation.usage,  # type: ignore[union-attr]
+            form=None if count is None else LogprobFormat(model.tokenizer, count, as_ids),
+            prompt_form=None if request.prompt_logprobs is None else LogprobFormat(model.tokenizer, 0, as_ids),
+            num_extra=len(request.logprob_token_ids),
+        )
+
+    def _native_writer(self, request: AnyRequest, frame: Frame, num_prompts: int) -> Writer | None:
+        native, settings = self._operation.native, self._model.settings
+        if native is None:
+            return None
+        if not request.stream:
+            return NativeWhole(frame, num_prompts * request.n)
+        return NativeStream(
+            frame,
+            num_prompts * request.n,
+            first=native.min_batch_size or settings.min_batch_size,
+            most=native.max_batch_size or settings.max_batch_size,
+            growth=native.batch_size_growth_factor or settings.batch_size_growth_factor,
+        )
+
+    def _refuse_what_cannot_be(self, request: AnyRequest) -> None:
+        if request.use_beam_search:
+            for name, nothing in _NOT_WITH_BEAMS.items():
+                if getattr(request, name) not in (nothing, 1.0 if name == "repetition_penalty" else nothing):
+                    fail(name, "cannot be combined with use_beam_search")
+        if request.constraint is not None:
+            fail(request.constraint.param, "is not supported by this server yet", "unsupported_parameter")
+        if isinstance(request, ChatCompletionRequest) and request.choice_of_tools.kind != "none":
+            param = "functions" if request.legacy_functions else "tools"
+            raise BadRequest(f"{param} cannot be called by this server yet", param=param, code="unsupported_parameter")
+
+    def _note(self, params: SamplingParams, num_choices: int) -> None:
+        """One line of log and the metrics of a request that was answered."""
+        generation = self._generation
+        assert generation is not None
+        usage, timing = generation.usage, generation.timing
+        reasons = [candidate.finish_reason or "" for candidate in generation.candidates]
+        self._serving.metrics.answered(timing, usage, params, num_choices, reasons)
+        first = timing.first_token or timing.started
+        log.info(
+            "%s %s: prompt %d (%d cached), answer %d, %s, first token %.0f ms, all %.2f s",
+            self._operation.kind,
+            self.id,
+            usage.prompt_tokens,
+            usage.cached_tokens,
+            usage.completion_tokens,
+            "/".join(dict.fromkeys(reasons)),
+            1000 * (first - timing.started),
+            (timing.last_token or first) - timing.started,
+        )
