@@ -46,7 +46,7 @@ from engine.messages import (
     Stats,
     StepOutput,
 )
-from engine.stream import RequestStream
+from engine.stream import RequestStream, deliver
 
 ROOT = Path(__file__).parents[1]  # so that `python -m engine.process` finds the package from any directory
 MESSAGES_A_TURN = 100  # handled before other callbacks of the loop get their turn
@@ -244,21 +244,10 @@ class EngineClient:
         self._loop.call_soon(self._receive)
 
     def _dispatch(self, message: StepOutput | Stats | ResetPrefixCache) -> None:
-        if not isinstance(message, StepOutput):
-            reply = self._replies.popleft()
-            if not reply.done():
-                reply.set_result(message)
-            return
-        streams = self._streams
-        for request_id, token_ids in message.tokens:
-            if stream := streams.get(request_id):
-                stream.put_tokens(token_ids)
-        for output in message.outputs:
-            if output.finish is None:
-                if stream := streams.get(output.request_id):
-                    stream.put(output)
-            elif stream := streams.pop(output.request_id, None):
-                stream.put(output)
+        if isinstance(message, StepOutput):
+            deliver(message, self._streams)
+        elif not (reply := self._replies.popleft()).done():
+            reply.set_result(message)
 
     def _on_death(self) -> None:
         self._loop.remove_reader(self._status_fd)

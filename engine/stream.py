@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 
-from engine.messages import SequenceOutput
+from engine.messages import SequenceOutput, StepOutput
 
 
 class RequestStream:
@@ -56,3 +56,15 @@ class RequestStream:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def deliver(message: StepOutput, streams: dict[str, RequestStream]) -> None:
+    """Hand everything to its stream; streams that end are taken out of `streams`, unknown requests are skipped."""
+    for request_id, token_ids in message.tokens:
+        if stream := streams.get(request_id):
+            stream.put_tokens(token_ids)
+    for output in message.outputs:
+        if stream := streams.get(output.request_id):
+            stream.put(output)
+            if output.finish is not None:
+                del streams[output.request_id]
