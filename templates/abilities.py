@@ -39,9 +39,13 @@ TOOL = {
 def find_abilities(source: str, variables: frozenset[str], render: Render) -> Abilities:
     def attempt(messages: Messages, tools: list[dict[str, Any]] | None = None) -> str | None:
         try:
-            return render(messages, tools)
+            return render(messages, [] if tools is None and needs_tools else tools)
         except TemplateError:
             return None
+
+    needs_tools = False
+    hello = [{"role": "user", "content": OTHER}]
+    needs_tools = attempt(hello) is None and attempt(hello, []) is not None
 
     arguments, no_content, short_ids = _tool_turns(source, attempt)
     part_roles, only_parts = set(), set()
@@ -54,6 +58,7 @@ def find_abilities(source: str, variables: frozenset[str], render: Render) -> Ab
                 only_parts.add(role)
     return Abilities(
         tools=bool({"tools", "functions"} & variables),
+        needs_tools=needs_tools,
         developer="developer" in source,
         many_systems=_many_systems(attempt, only_parts),
         part_roles=frozenset(part_roles),

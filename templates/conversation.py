@@ -25,6 +25,7 @@ class Abilities:
     """What a template takes."""
 
     tools: bool = True  # it writes the tools of a request
+    needs_tools: bool = False  # it fails where tools are null; an empty list is fine
     developer: bool = False  # it has the role "developer"
     many_systems: bool = True  # system messages anywhere, more than one
     part_roles: frozenset[str] = frozenset()  # roles whose content may be a list of parts

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import jinja2
 from jinja2 import meta, nodes
@@ -23,15 +23,29 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+from markupsafe import Markup, escape
 
 from templates import limits
 from templates.rendered import TemplateError
+
+
+class Veil(Protocol):
+    """What stands between a template and some characters of the values (`templates.shield.Shield`)."""
+
+    def through(self, text: str, apply: Callable[[str], str]) -> str:
+        """`apply` on the real characters, its result veiled again."""
+        ...
+
+    def seen(self, text: str, phrase: str) -> str:
+        """`text` as it is compared with a phrase of the template."""
+        ...
+
 
 MAX_SOURCE_CHARS = 1 << 20
 REFERENCE_BYTES = 16  # what a loop's body keeps in a buffer for one `{{ }}` or one stretch of text
 
 _now: ContextVar[datetime | None] = ContextVar("template_now", default=None)
-_keep: ContextVar[Callable[[str, Callable[[str], str]], str] | None] = ContextVar("template_keep", default=None)
+_veil: ContextVar[Veil | None] = ContextVar("template_veil", default=None)
 
 
 def compile_template(source: str) -> jinja2.Template:
@@ -81,9 +95,9 @@ def render(template: jinja2.Template, values: Mapping[str, Any], budget: limits.
 
 
 @contextmanager
-def clock(now: datetime | None) -> Iterator[None]:
-    """strftime_now() in templates rendered inside shows `now` (None: the time it is)."""
-    token = _now.set(now)
+def clock(moment: datetime | None) -> Iterator[None]:
+    """strftime_now() in templates rendered inside shows `moment` (None: the time it is)."""
+    token = _now.set(moment)
     try:
         yield
     finally:
@@ -91,13 +105,13 @@ def clock(now: datetime | None) -> Iterator[None]:
 
 
 @contextmanager
-def kept(apply: Callable[[str, Callable[[str], str]], str] | None) -> Iterator[None]:
-    """Filters that look at single characters (`escape`, `urlencode`) go through `apply(text, filter)`."""
-    token = _keep.set(apply)
+def veiled(veil: Veil | None) -> Iterator[None]:
+    """Values rendered inside have stand-ins for some characters, which `veil` knows."""
+    token = _veil.set(veil)
     try:
         yield
     finally:
-        _keep.reset(token)
+        _veil.reset(token)
 
 
 class _Generation(Extension):
@@ -132,6 +146,18 @@ class _Generator(CodeGenerator):
             self.write(", ")
         self.write("))")
 
+    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
+        """`'<' in text` looks at the real characters of the text."""
+        if isinstance(node.expr, nodes.Const) and [operand.op for operand in node.ops] in (["in"], ["notin"]):
+            self.write("(not " if node.ops[0].op == "notin" else "(")
+            self.write("environment.occurs(")
+            self.visit(node.expr, frame)
+            self.write(", ")
+            self.visit(node.ops[0].expr, frame)
+            self.write("))")
+        else:
+            super().visit_Compare(node, frame)
+
     def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
         if not isinstance(node.arg, nodes.Slice):
             super().visit_Getitem(node, frame)
@@ -148,7 +174,18 @@ class _Environment(ImmutableSandboxedEnvironment):
     made = staticmethod(limits.made)
     ticking = staticmethod(limits.Ticking)
 
+    @staticmethod
+    def occurs(phrase: Any, container: Any) -> bool:
+        if isinstance(phrase, str) and isinstance(container, str) and (veil := _veil.get()):
+            container = veil.seen(container, phrase)
+        return phrase in container
+
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if isinstance(left, Markup) != isinstance(right, Markup):  # the plain side is escaped
+            left, right = (
+                _veiled(side, escape) if isinstance(side, str) and not isinstance(side, Markup) else side
+                for side in (left, right)
+            )
         return limits.binary(operator, self.binop_table[operator], left, right)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
@@ -169,6 +206,8 @@ class _Environment(ImmutableSandboxedEnvironment):
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         limits.budget().tick()
         owner = getattr(__obj, "__self__", None)
+        if isinstance(owner, str) and __obj.__name__ in ("startswith", "endswith") and (veil := _veil.get()):
+            return getattr(veil.seen(owner, str(args[0]) if args else ""), __obj.__name__)(*args)
         if isinstance(owner, str) and (check := _STR_CHECKS.get(__obj.__name__)):
             args = check(owner, args, kwargs) or args
         return limits.made(super().call(__context, __obj, *args, **kwargs))
@@ -307,31 +346,53 @@ def _raise_exception(message: Any) -> NoReturn:
     raise TemplateError(str(limits.printable(message)))
 
 
+def now() -> datetime:
+    return _now.get() or datetime.now()
+
+
 def _strftime_now(pattern: str) -> str:
-    return (_now.get() or datetime.now()).strftime(pattern)
+    return now().strftime(pattern)
 
 
 def _tojson(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
-    return _kept(text, _ascii_json) if ensure_ascii else text
+    return _veiled(text, _ascii_json) if ensure_ascii else text
 
 
 def _ascii_json(text: str) -> str:
     return re.sub("[^\x00-\x7f]+", lambda match: json.dumps(match[0])[1:-1], text)
 
 
-def _kept(text: str, apply: Callable[[str], str]) -> str:
-    keep = _keep.get()
-    return apply(text) if keep is None else keep(text, apply)
+def _veiled(text: str, apply: Callable[[str], str]) -> str:
+    veil = _veil.get()
+    return apply(text) if veil is None else veil.through(text, apply)
 
 
 def _characterwise(plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def filter_(value: Any) -> Any:
-        return _kept(value, plain) if isinstance(value, str) else plain(value)
+    """A filter that looks at single characters: it gets the real ones."""
 
-    return filter_
+    def characterwise(value: Any) -> Any:
+        return _veiled(value, plain) if isinstance(value, str) and not isinstance(value, Markup) else plain(value)
+
+    return characterwise
+
+
+def _dictsort(value: Any, case_sensitive: bool = False, by: str = "key", reverse: bool = False) -> list[Any]:
+    """Items in the order of their real characters."""
+    if by not in ("key", "value"):
+        raise jinja2.exceptions.FilterArgumentError('dictsort is by "key" or by "value"')
+
+    def rank(item: tuple[Any, Any]) -> Any:
+        chosen = item[by == "value"]
+        if not isinstance(chosen, str):
+            return chosen
+        veil = _veil.get()
+        shown = chosen if veil is None else veil.seen(chosen, "")
+        return shown if case_sensitive else shown.lower()
+
+    return sorted(value.items(), key=rank, reverse=reverse)
 
 
 def _environment() -> _Environment:
@@ -342,7 +403,7 @@ def _environment() -> _Environment:
         del environment.filters[name]
     for name in ("e", "escape", "forceescape", "urlencode"):
         environment.filters[name] = _characterwise(environment.filters[name])
-    environment.filters["tojson"] = _tojson
+    environment.filters |= {"tojson": _tojson, "dictsort": _dictsort}
     environment.filters = {name: _bounded(name, plain) for name, plain in environment.filters.items()}
     del environment.globals["lipsum"]
     environment.globals.update(

@@ -5,6 +5,7 @@ Knows the messages' form and the template language; where the template came from
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from datetime import datetime
 from functools import cached_property
@@ -20,11 +21,14 @@ from templates.rendered import Piece, TemplateError
 from templates.shield import ControlTokens, Shield
 
 # What the renderer itself passes or offers: no chat_template_kwargs may take its place.
-RESERVED_KWARGS = frozenset(
-    "messages tools documents functions add_generation_prompt continue_final_message chat_template tokenize "
-    "conversation return_dict return_tensors padding truncation max_length self bos_token eos_token unk_token "
-    "sep_token pad_token cls_token mask_token".split()
-) | (environment.GLOBAL_NAMES - {"strftime_now"} | {"strftime_now"})
+RESERVED_KWARGS = (
+    frozenset(
+        "messages tools documents functions add_generation_prompt continue_final_message chat_template tokenize "
+        "conversation return_dict return_tensors padding truncation max_length self bos_token eos_token unk_token "
+        "sep_token pad_token cls_token mask_token".split()
+    )
+    | environment.GLOBAL_NAMES
+)
 # Templates that care about continuing look for exactly this text, which transformers appends to the last message.
 CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
@@ -39,7 +43,7 @@ class JinjaTemplate:
         self._template = environment.compile_template(source)
         self.variables = environment.variables(source)
         constants, words = _words(source)
-        self._control = ControlTokens(control_tokens, constants, words)
+        self._control = ControlTokens(control_tokens, constants, words, [CONTINUE_TAG.strip()], source)
 
     @cached_property
     def abilities(self) -> Abilities:
@@ -70,6 +74,8 @@ class JinjaTemplate:
         now = _moment(kwargs.pop("now", None)) if self._tells_time and "now" not in self.variables else None
         kwargs = {name: value for name, value in kwargs.items() if name in self.variables}
         adapted = adapt(messages, self.abilities)
+        if tools is None and self.abilities.needs_tools:
+            tools = []
         shield = Shield(self._control, [adapted, tools, documents, kwargs])
         if not allow_control_tokens:
             adapted = [shield.mask_message(message) for message in adapted]
@@ -77,7 +83,7 @@ class JinjaTemplate:
         if continue_final_message:
             adapted[-1] = _tagged(adapted[-1])
         try:
-            with environment.clock(now), environment.kept(shield.through):
+            with environment.clock(now), environment.veiled(shield):
                 text = self._render(
                     adapted,
                     tools=tools,
@@ -102,6 +108,9 @@ class JinjaTemplate:
             "tools": tools,
             "documents": documents,
         }
+        if "functions" in self.variables:  # the older name, for the tools as JSON text
+            functions = [tool.get("function", tool) for tool in tools or ()]
+            values = {"functions": json.dumps(functions, indent=4, ensure_ascii=False), "datetime": _today(), **values}
         return environment.render(self._template, values, Budget(_size(values)))
 
 
@@ -118,6 +127,10 @@ def _words(source: str) -> tuple[set[str], set[str]]:
     constants = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
     names = {node.name for node in tree.find_all(nodes.Name)} | {node.attr for node in tree.find_all(nodes.Getattr)}
     return constants, constants | names
+
+
+def _today() -> str:
+    return environment.now().strftime("%Y-%m-%d")
 
 
 def _tagged(message: dict[str, Any]) -> dict[str, Any]:

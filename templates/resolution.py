@@ -77,7 +77,7 @@ class ChatTemplates:
         """What ends an assistant's turn by this template, beside the eos tokens of the model's files."""
         render = self._render_base
         words = self._slots.stop if self._slots else ()
-        return find_stop(render, self._control, words, self._files.vocabulary | self._files.added_tokens)
+        return find_stop(render, words, self._files.vocabulary | self._files.added_tokens)
 
     def replaced(self, template: str) -> ChatTemplates:
         """The same model with another template: the name of one of its own, or a template's text."""

@@ -25,7 +25,7 @@ from typing import Any
 from markupsafe import Markup
 
 from templates.conversation import REASONING_KEYS
-from templates.rendered import Piece
+from templates.rendered import Piece, TemplateError
 
 # Tokens in brackets of some kind begin with one of these, or with a symbol beyond ASCII. Others are replaced as whole
 # words only: values are often compared with, or escaped at, other characters.
@@ -35,8 +35,9 @@ PLAIN_WORDS = frozenset(
     "system developer user assistant tool function ipython observation "
     "text object array string number integer boolean null".split()
 )
-FIRST_STANDIN = 0x10F000  # private use; which characters exactly is decided per request
-LAST_STANDIN = 0x10FFFD
+# Where stand-ins are taken from: rare, printable (Python's repr escapes others), neither letters nor blanks; behind
+# them a large block, so that no request can use up all. Those that a request contains are left out.
+STANDINS = (*range(0x1D000, 0x1D0F6), *range(0x20000, 0x2A6DF))
 _REASONING = re.compile(r"think|thought|reason", re.IGNORECASE)
 
 
@@ -44,7 +45,7 @@ class ControlTokens:
     """The control tokens of one tokenizer, as one template uses them.
 
     `phrases` are the string constants of the template, `words` every name and constant in it, `hidden` further texts
-    that the template shall not see in values.
+    that the template shall not see in values, `source` its whole text.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class ControlTokens:
         phrases: Iterable[str] = (),
         words: Iterable[str] = (),
         hidden: Iterable[str] = (),
+        source: str = "",
     ) -> None:
         self.tokens = frozenset(token for token in tokens if token.strip())
         phrases = set(phrases)
@@ -65,9 +67,7 @@ class ControlTokens:
         self._opener = _alternatives(self.openers)
         self._marked = frozenset(marked)
         self._phrases = {phrase for phrase in phrases if phrase[:1] in self.openers and self._is_no_token(phrase)}
-        self.reasoning = {
-            token for token in marked if _REASONING.search(token) and any(token in phrase for phrase in phrases)
-        }
+        self.reasoning = {token for token in marked if _REASONING.search(token) and token in source}
         self._kept = {False: _alternatives(self._phrases), True: _alternatives(self._phrases | self.reasoning)}
         inner = [_inner_parts(token) for token in marked]
         self._ends = frozenset(part for ends, _ in inner for part in ends)
@@ -131,14 +131,19 @@ class Shield:
 
     def __init__(self, control: ControlTokens, values: Any) -> None:
         self._control = control
-        used = {char for text in _strings(values) if not text.isascii() for char in text if char >= "\U0010f000"}
-        self._free = (chr(code) for code in range(FIRST_STANDIN, LAST_STANDIN + 1) if chr(code) not in used)
+        used: set[str] = set()
+        for text in _strings(values):
+            if not text.isascii():
+                used |= set(text)
+        self._free = (chr(code) for code in STANDINS if chr(code) not in used)
         self._standin: dict[str, str] = {}
         self._openers = [(opener, self._stand_in(opener)) for opener in sorted(control.openers)]
 
     def _stand_in(self, char: str) -> str:
         if char not in self._standin:
-            self._standin[char] = next(self._free)
+            if (standin := next(self._free, None)) is None:
+                raise TemplateError("the messages use every character of a whole block of rare ones")
+            self._standin[char] = standin
         return self._standin[char]
 
     def mask(self, value: Any, *, assistant: bool = False) -> Any:
@@ -194,10 +199,20 @@ class Shield:
         return text
 
     def through(self, text: str, apply: Callable[[str], str]) -> str:
-        """`apply` on the real characters, its result masked again."""
-        result = apply(self.reveal(str(text)))
-        masked = self._mask_openers(str(result))
-        return Markup(masked) if isinstance(result, Markup) else masked
+        """`apply`, which works character by character, as if the stand-ins were the real characters; what it makes of
+        those is masked again."""
+        if not self._standin:
+            return apply(text)
+        parts = re.split(f"([{''.join(self._standin.values())}]+)", str(text))
+        results = [apply(part) if not index % 2 else self._mask_openers(str(apply(self.reveal(part))))
+                   for index, part in enumerate(parts)]  # fmt: skip
+        joined = "".join(map(str, results))
+        return Markup(joined) if isinstance(results[0], Markup) else joined
+
+    def seen(self, text: str, phrase: str) -> str:
+        """`text` as it is compared with `phrase`: the real characters, unless the phrase holds a control token (which
+        no text of a user is)."""
+        return text if self._control.find(phrase) else self.reveal(text)
 
     def split(self, text: str) -> tuple[Piece, ...]:
         """A rendered text in pieces: the template's control tokens, and what is between them with the user's own

@@ -5,33 +5,37 @@ Knows pieces only.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 from typing import Any
 
 from templates.conversation import Messages
 from templates.rendered import Piece, Stop, TemplateError
-from templates.shield import ControlTokens
 
 ANSWER = "Antwortprobe"  # a word that no template contains
 
 
+# A marker that is no token of this tokenizer: the model writes it letter by letter, so it stops by its text.
+_MARKER = re.compile(r"<[^\s<>]+>|\[[^\s\[\]]+\]")
+
+
 def find_stop(
     render: Callable[..., tuple[Piece, ...]],
-    control: ControlTokens,
     declared: Collection[str],
     vocabulary: Collection[str],
 ) -> Stop:
     """`declared`: stop words that the format names. A word that is one token of the vocabulary stops by its id."""
-    tokens = [word for word in declared if word in vocabulary]
-    words = [word for word in declared if word not in vocabulary]
-    if (token := _end_of_turn(render)) is not None:
-        tokens.append(token)
-    return Stop(tuple(dict.fromkeys(tokens)), tuple(words))
+    found = _end_of_turn(render)
+    all_words = dict.fromkeys([*declared, *([found] if found else [])])
+    return Stop(
+        tokens=tuple(word for word in all_words if word in vocabulary),
+        words=tuple(word for word in all_words if word not in vocabulary),
+    )
 
 
 def _end_of_turn(render: Callable[..., tuple[Piece, ...]]) -> str | None:
-    """The control token right behind an assistant's last turn; where nothing is written there (the next turn's header
-    ends this one), the one behind an earlier turn."""
+    """What the template writes right behind an assistant's last turn; where that is nothing (the next turn's header
+    ends this one), what it writes behind an earlier turn."""
     user: dict[str, Any] = {"role": "user", "content": "Hello"}
     assistant: dict[str, Any] = {"role": "assistant", "content": ANSWER}
     conversations: list[Messages] = [[user, assistant], [user, assistant, user]]
@@ -40,19 +44,20 @@ def _end_of_turn(render: Callable[..., tuple[Piece, ...]]) -> str | None:
             pieces = render(messages, add_generation_prompt=False)
         except TemplateError:
             continue
-        if (token := _control_after(pieces)) is not None:
-            return token
+        if found := _behind_answer(pieces):
+            return found
     return None
 
 
-def _control_after(pieces: tuple[Piece, ...]) -> str | None:
-    """The first control token behind the answer, if only blanks are between."""
+def _behind_answer(pieces: tuple[Piece, ...]) -> str | None:
+    """The control token or marker behind the answer, if only blanks are between."""
     for index in range(len(pieces) - 1, -1, -1):
         piece = pieces[index]
         if piece.control or ANSWER not in piece.text:
             continue
-        behind = piece.text.rpartition(ANSWER)[2]
-        if behind.strip() or index + 1 == len(pieces):
-            return None
-        return pieces[index + 1].text
+        behind = piece.text.rpartition(ANSWER)[2].strip()
+        if behind:
+            marker = _MARKER.match(behind)
+            return marker[0] if marker else None
+        return pieces[index + 1].text if index + 1 < len(pieces) else None
     return None
