@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 @dataclass(slots=True)
 class Batch:
     """The tokens of all parts, one after the other: first the parts of one token, longest context first, then the
-    others. `order` leads back to the plan. Arrays are on the CPU.
+    others. Arrays are on the CPU.
     """
 
     token_ids: Tensor  # int64 [T]
     positions: Tensor  # int64 [T]
     slots: Tensor  # int64 [T]: page * page_size + offset, where the token's keys and values go
     logits_at: Tensor  # int64 [S]: rows of the last tokens of the parts that sample, in the plan's order
-    order: NDArray[np.int64]  # [B]: part b of this batch is part order[b] of the plan
+    first_row: NDArray[np.int64]  # [B]: of each part of the plan, in the plan's order
     q_start: NDArray[np.int64]  # [B + 1]: part b has the rows [q_start[b], q_start[b + 1])
     kv_len: NDArray[np.int64]  # [B]: tokens of the sequence after this step
     page_table: NDArray[np.int64]  # [B, P]; beyond a sequence's pages: the pool's padding page
@@ -43,8 +43,9 @@ class Batch:
     def __post_init__(self) -> None:
         self.plan = self.backend.prepare(self, self.pool)
 
-    def attend(self, layer: int, spec: LayerSpec, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None
-               ) -> Tensor:
+    def attend(
+        self, layer: int, spec: LayerSpec, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None
+    ) -> Tensor:
         return self.backend.run(layer, spec, query, key, value, sinks, self.pool, self.plan)
 
 
@@ -65,8 +66,8 @@ def build(plan: Plan, backend: AttentionBackend, pool: KVPool) -> Batch:
     positions = np.arange(len(tokens)) + (start - q_start[:-1])[row]
     page, offset = np.divmod(positions, pool.page_size)
     slots = page_table[row, page] * pool.page_size + offset
-    last_row = np.empty_like(order)
-    last_row[order] = q_start[1:] - 1
+    first_row, last_row = np.empty_like(order), np.empty_like(order)
+    first_row[order], last_row[order] = q_start[:-1], q_start[1:] - 1
     samples = np.array([part.samples for part in plan.parts], dtype=bool)
     packed = torch.from_numpy(np.stack([np.array(tokens, dtype=np.int64), positions, slots])).to(pool.device)
     return Batch(
@@ -74,7 +75,7 @@ def build(plan: Plan, backend: AttentionBackend, pool: KVPool) -> Batch:
         positions=packed[1],
         slots=packed[2],
         logits_at=torch.from_numpy(last_row[samples]).to(pool.device),
-        order=order,
+        first_row=first_row,
         q_start=q_start,
         kv_len=kv_len,
         page_table=page_table,

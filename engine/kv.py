@@ -11,14 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import psutil
 import torch
 from torch import Tensor
 
 from engine.attention.base import LayerSpec
 from engine.messages import EngineConfig
 
-# On a CPU the pool shares memory with everything else on the machine.
+# On a CPU the pool shares memory with everything else on the machine, and all of it is touched at start.
 _CPU_SHARE = 0.25
+_CPU_BYTES = 2 << 30
 
 
 class KVPool:
@@ -44,26 +46,21 @@ def page_bytes(specs: Sequence[LayerSpec], page_size: int, dtype: torch.dtype) -
     return values * page_size * dtype.itemsize
 
 
-def num_pages(config: EngineConfig, page_size: int, bytes_a_page: int, max_model_len: int, free_bytes: int) -> int:
-    """Pages of the pool. `free_bytes`: what is left for it, on a GPU already within gpu_memory_utilization.
+def num_pages(config: EngineConfig, page_size: int, bytes_a_page: int, max_model_len: int, device: torch.device) -> int:
+    """Pages of the pool: num_pages wins over kv_cache_memory_bytes, which wins over what is free.
 
-    num_pages wins over kv_cache_memory_bytes, which wins over what is free. Without either, no more than all
-    sequences at full length could use, and on a CPU no more than a share of the free memory, but always one context.
+    Without either, what is free is the device's memory within gpu_memory_utilization, or a share of that of a CPU,
+    of which no more is taken than 2 GiB or one whole context. Never more than all sequences at full length could use.
     """
     if config.num_pages is not None:
         return config.num_pages
     if config.kv_cache_memory_bytes is not None:
         return max(1, config.kv_cache_memory_bytes // bytes_a_page)
     pages_a_context = -(-max_model_len // page_size)
-    useful = config.max_num_seqs * pages_a_context
-    return max(1, min(useful, free_bytes // bytes_a_page))
-
-
-def free_bytes(device: torch.device, utilization: float) -> int:
-    """Memory that the pool may take on this device."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        return int(free - total * (1 - utilization))
-    import psutil
-
-    return int(psutil.virtual_memory().available * _CPU_SHARE)
+        budget = int(free - total * (1 - config.gpu_memory_utilization))
+    else:
+        available = int(psutil.virtual_memory().available * _CPU_SHARE)
+        budget = min(available, max(_CPU_BYTES, pages_a_context * bytes_a_page))
+    return max(1, min(config.max_num_seqs * pages_a_context, budget // bytes_a_page))

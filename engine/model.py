@@ -36,7 +36,7 @@ class Model:
         self.config = hf.config.get_text_config()
         self.max_model_len = max_model_len
         self.body: nn.Module = hf.base_model
-        self._head = _head_of(hf)
+        self._head = _Head(hf)
         self.vocab_size: int = hf.get_output_embeddings().weight.shape[0]
         self.specs: list[LayerSpec] = self._probe()
 
@@ -55,7 +55,7 @@ class Model:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [S, H] -> float32 [S, V], with the scaling and capping of the model's own head"""
-        return self._head(inputs_embeds=hidden[None], use_cache=False).logits[0].float()
+        return self._head(hidden[None])[0].float()
 
     def _probe(self) -> list[LayerSpec]:
         """Three tokens through the model: every layer must call the attention with the batch object."""
@@ -84,25 +84,44 @@ class Model:
         return ModelLoadError(f"the architecture {type(self.hf).__name__} cannot be served: {reason}")
 
 
+class _BodyOutput:
+    """Final states in place of whatever kind of output a body returns; all its other fields are None."""
+
+    def __init__(self, states: Tensor) -> None:
+        self.last_hidden_state = states
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+    def __getitem__(self, index: int) -> Tensor:
+        return (self.last_hidden_state,)[index]
+
+
 class _Handover(nn.Module):
     """Takes the place of a model's body when only its head is to run: hands the given states on."""
 
-    def forward(self, inputs_embeds: Tensor, **_: Any) -> Any:
-        from transformers.modeling_outputs import MoeModelOutputWithPast
+    states: Tensor
 
-        return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
+    def forward(self, *_: Any, **__: Any) -> _BodyOutput:
+        return _BodyOutput(self.states)
 
     @property
     def decoder(self) -> nn.Module:  # OPT's head calls the inner decoder
         return self
 
 
-def _head_of(hf: nn.Module) -> nn.Module:
-    """The same model without its body: what the forward of the whole does after the body, and nothing else."""
-    head = copy.copy(hf)
-    head._modules = dict(hf._modules)
-    head._modules[hf.base_model_prefix] = _Handover()
-    return head
+class _Head:
+    """What the forward of the whole model does after the body, and nothing else."""
+
+    def __init__(self, hf: nn.Module) -> None:
+        self._handover = _Handover()
+        self._model = copy.copy(hf)
+        self._model._modules = {**hf._modules, hf.base_model_prefix: self._handover}
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        self._handover.states = hidden
+        logits: Tensor = self._model(use_cache=False).logits
+        return logits
 
 
 def load(config: EngineConfig, device: torch.device) -> Model:

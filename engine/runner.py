@@ -13,11 +13,18 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from engine import attention, batch, kv, model
-from engine.messages import EngineConfig
+from engine import adjust, attention, batch, kv, logprobs, model, sampler
+from engine.adjust import Adjustment
+from engine.batch import Batch
+from engine.logprobs import Logprobs, Wanted
+from engine.messages import EngineConfig, RequestError, TokenLogprobs
 from engine.model import ModelLoadError
-from engine.scheduler import Plan
+from engine.sampler import Sampling
+from engine.scheduler import Part, Plan
 from engine.sequence import Sampled, Sequence
+
+# Rows of prompt logprobs whose logits are there at once: V float32 each.
+_PROMPT_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +39,37 @@ class RunnerInfo:
     load_s: dict[str, float] = field(default_factory=dict)
 
 
+class SamplingState:
+    """What is kept for a sequence between steps, as `seq.sampling_state`."""
+
+    __slots__ = ("adjustment", "sampling", "wanted")
+
+    def __init__(self, seq: Sequence) -> None:
+        params = seq.params
+        self.adjustment = Adjustment(seq)
+        self.sampling = Sampling(
+            params.temperature,
+            params.top_k,
+            params.top_p,
+            params.min_p,
+            sampler.stream_key(seq.seed, seq.request.choice),
+        )
+        self.wanted: Wanted | None = None
+        if params.logprobs is not None or params.logprob_token_ids:
+            self.wanted = Wanted(params.logprobs or 0, params.logprob_token_ids)
+
+
 @dataclass(slots=True)
 class Pending:
-    """A step that has been started."""
+    """A step that has been started; tensors may still be computed. S rows: the parts that sample, in order."""
 
     plan: Plan
     token_ids: Tensor  # int64 [S]
+    drawable: Tensor  # bool [S]
+    failed: dict[int, RequestError]  # by row
+    logprobs: dict[int, int]  # row -> its entry of `entries`
+    entries: Logprobs | None
+    prompt_logprobs: dict[Sequence, list[TokenLogprobs | None]]
 
 
 class Runner:
@@ -63,12 +95,13 @@ class Runner:
             raise ModelLoadError(str(error)) from error
         page_size = config.page_size or backend.default_page_size
         if page_size % backend.page_multiple:
-            raise ModelLoadError(f"the attention backend {backend.name} needs pages of a multiple of "
-                                 f"{backend.page_multiple} tokens, not {page_size}")
+            raise ModelLoadError(
+                f"the attention backend {backend.name} needs pages of a multiple of "
+                f"{backend.page_multiple} tokens, not {page_size}"
+            )
         self.backend = backend()
-        free = kv.free_bytes(device, config.gpu_memory_utilization)
         page_bytes = kv.page_bytes(self.model.specs, page_size, self.model.dtype)
-        num_pages = kv.num_pages(config, page_size, page_bytes, self.model.max_model_len, free)
+        num_pages = kv.num_pages(config, page_size, page_bytes, self.model.max_model_len, device)
         self.pool = kv.KVPool(self.model.specs, num_pages, page_size, device, self.model.dtype)
         phase("kv_pool", begin)
         self.info = RunnerInfo(
@@ -86,17 +119,85 @@ class Runner:
     def launch(self, plan: Plan) -> Pending:
         step = batch.build(plan, self.backend, self.pool)
         hidden = self.model.hidden(step.token_ids, step.positions, step)
+        prompt_logprobs = self._prompt_logprobs(plan, step, hidden)
+        seqs = [part.seq for part in plan.parts if part.samples]
+        if not seqs:
+            none = torch.empty(0, dtype=torch.int64)
+            return Pending(plan, none, none, {}, {}, None, prompt_logprobs)
+        states = [_state(seq) for seq in seqs]
         logits = self.model.logits(hidden[step.logits_at])
-        return Pending(plan, logits.argmax(-1))
+        reported = [row for row, state in enumerate(states) if state.wanted is not None]
+        adjusted = logits.clone() if reported and any(state.adjustment.active for state in states) else logits
+        failed = adjust.apply(adjusted, [state.adjustment for state in states])
+        token_ids, drawable = sampler.sample(
+            adjusted, [state.sampling for state in states], [seq.num_output for seq in seqs]
+        )
+        entries = None
+        if reported:
+            entries = logprobs.compute(logits[reported], token_ids[reported], [states[row].wanted for row in reported])
+        return Pending(
+            plan, token_ids, drawable, failed, {row: i for i, row in enumerate(reported)}, entries, prompt_logprobs
+        )
 
     def collect(self, pending: Pending) -> list[Sampled]:
-        sampling = [part for part in pending.plan.parts if part.samples]
-        return [
-            Sampled(part.seq, [token_id]) for part, token_id in zip(sampling, pending.token_ids.tolist(), strict=True)
-        ]
+        """One result a part that samples or has prompt logprobs, in the order of the plan."""
+        token_ids, drawable = pending.token_ids.tolist(), pending.drawable.tolist()
+        entries = pending.entries.to_list() if pending.entries is not None else []
+        results, row = [], 0
+        for part in pending.plan.parts:
+            prompt = pending.prompt_logprobs.get(part.seq) if pending.prompt_logprobs else None
+            if not part.samples:
+                if prompt is not None:
+                    results.append(Sampled(part.seq, [], None, prompt))
+                continue
+            error = pending.failed.get(row) or (None if drawable[row] else _NOTHING_TO_DRAW)
+            if error is not None:
+                results.append(Sampled(part.seq, [], None, prompt, error))
+            else:
+                entry = pending.logprobs.get(row)
+                results.append(Sampled(part.seq, [token_ids[row]], None if entry is None else [entries[entry]], prompt))
+            row += 1
+        return results
 
     def forget(self, seq: Sequence) -> None:
         seq.sampling_state = None
+
+    def _prompt_logprobs(self, plan: Plan, step: Batch, hidden: Tensor) -> dict[Sequence, list[TokenLogprobs | None]]:
+        """hidden [T, H] -> of each part that wants them: entries of the prompt tokens start + 1 .. start + count."""
+        results: dict[Sequence, list[TokenLogprobs | None]] = {}
+        for part, first_row in zip(plan.parts, step.first_row.tolist(), strict=True):
+            if not part.seq.wants_prompt_logprobs or part.start >= part.seq.num_prompt:
+                continue
+            entries: list[TokenLogprobs | None] = [None] if part.start == 0 else []
+            entries += self._prompt_entries(part, hidden[first_row : first_row + part.count])
+            results[part.seq] = entries
+        return results
+
+    def _prompt_entries(self, part: Part, hidden: Tensor) -> list[TokenLogprobs]:
+        """hidden [count, H] of the part; in slices, so that the logits of a long prompt are never there at once."""
+        seq = part.seq
+        end = min(part.start + part.count, seq.num_prompt - 1)  # the last prompt token has no successor to score
+        wanted = Wanted(seq.params.prompt_logprobs or 0, seq.params.logprob_token_ids)
+        entries: list[TokenLogprobs] = []
+        for start in range(part.start, end, _PROMPT_ROWS):
+            stop = min(start + _PROMPT_ROWS, end)
+            actual = torch.tensor(seq.token_ids[start + 1 : stop + 1], device=hidden.device)
+            logits = self.model.logits(hidden[start - part.start : stop - part.start])
+            entries += logprobs.compute(logits, actual, [wanted] * len(actual)).to_list()
+        return entries
+
+
+_NOTHING_TO_DRAW = RequestError(
+    "internal_error",
+    "No token can be drawn: the model's logits are not finite, or the request's constraints allow no token.",
+)
+
+
+def _state(seq: Sequence) -> SamplingState:
+    if seq.sampling_state is None:
+        seq.sampling_state = SamplingState(seq)
+    state: SamplingState = seq.sampling_state
+    return state
 
 
 def _device(name: str) -> torch.device:

@@ -18,9 +18,7 @@ class BackendError(Exception):
     """No backend of that name, or it cannot run the model: one sentence."""
 
 
-def choose(
-    name: str, specs: Sequence[LayerSpec], device: torch.device, dtype: torch.dtype
-) -> type[AttentionBackend]:
+def choose(name: str, specs: Sequence[LayerSpec], device: torch.device, dtype: torch.dtype) -> type[AttentionBackend]:
     """The backend class to use: the named one, or under "auto" the first that accepts the model."""
     if name != "auto" and name not in _BACKENDS:
         raise BackendError(f"the attention backend {name!r} is not known; there are {', '.join(sorted(_BACKENDS))}")

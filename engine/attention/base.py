@@ -40,8 +40,9 @@ class LayerSpec:
 
 
 class PagedBatch(Protocol):
-    def attend(self, layer: int, spec: LayerSpec, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None
-               ) -> Tensor:
+    def attend(
+        self, layer: int, spec: LayerSpec, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None
+    ) -> Tensor:
         """query [T, Hq, D], key [T, Hkv, D], value [T, Hkv, Dv] -> [T, Hq, Dv]"""
 
 
@@ -63,8 +64,15 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def run(
-        self, layer: int, spec: LayerSpec, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None,
-        pool: KVPool, plan: Any,
+        self,
+        layer: int,
+        spec: LayerSpec,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sinks: Tensor | None,
+        pool: KVPool,
+        plan: Any,
     ) -> Tensor:
         """query [T, Hq, D], key [T, Hkv, D], value [T, Hkv, Dv], sinks [Hq] -> [T, Hq, Dv]"""
 
@@ -75,8 +83,9 @@ class Probe:
     def __init__(self) -> None:
         self.specs: dict[int, LayerSpec] = {}
 
-    def attend(self, layer: int, spec: LayerSpec, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None
-               ) -> Tensor:
+    def attend(
+        self, layer: int, spec: LayerSpec, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None
+    ) -> Tensor:
         if layer in self.specs:
             raise UnsupportedAttention(f"layer {layer} attends more than once")
         self.specs[layer] = spec
@@ -88,8 +97,13 @@ class UnsupportedAttention(Exception):
 
 
 # Keywords of which any value but these asks for another attention than the causal one served here.
-_NEUTRAL: dict[str, Any] = {"is_causal": (None, True), "position_bias": (None,), "attention_bias": (None,),
-                            "alibi": (None,), "head_mask": (None,)}
+_NEUTRAL: dict[str, Any] = {
+    "is_causal": (None, True),
+    "position_bias": (None,),
+    "attention_bias": (None,),
+    "alibi": (None,),
+    "head_mask": (None,),
+}
 
 
 def paged_attention(

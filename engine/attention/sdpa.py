@@ -130,21 +130,30 @@ class SdpaBackend(AttentionBackend):
         return Plan(batch, pool)
 
     def run(
-        self, layer: int, spec: LayerSpec, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None,
-        pool: KVPool, plan: Plan,
+        self,
+        layer: int,
+        spec: LayerSpec,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sinks: Tensor | None,
+        pool: KVPool,
+        plan: Plan,
     ) -> Tensor:
         groups, chunks, write_index = plan.of(spec)
         keys, values = pool.keys[layer], pool.values[layer]
         keys.view(-1, spec.head_dim).index_copy_(0, write_index, key.reshape(-1, spec.head_dim))
         values.view(-1, spec.value_dim).index_copy_(0, write_index, value.reshape(-1, spec.value_dim))
         # Pages of a head, one row each.
-        key_rows, value_rows = keys.view(-1, pool.page_size * spec.head_dim), values.view(
-            -1, pool.page_size * spec.value_dim
+        key_rows, value_rows = (
+            keys.view(-1, pool.page_size * spec.head_dim),
+            values.view(-1, pool.page_size * spec.value_dim),
         )
         outputs = []
         for group in groups:
-            k = key_rows.index_select(0, group.kv_index).view((group.last - group.first) * spec.num_kv_heads, -1,
-                                                              spec.head_dim)
+            k = key_rows.index_select(0, group.kv_index).view(
+                (group.last - group.first) * spec.num_kv_heads, -1, spec.head_dim
+            )
             v = value_rows.index_select(0, group.kv_index).view(k.shape[0], -1, spec.value_dim)
             outputs.append(_decode(query[group.first : group.last], k, v, group.mask, spec, sinks))
         for chunk in chunks:
