@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
+
+
+# The line by which a child says why it cannot start, and what a log line has in front of its text.
+_ERROR = re.compile(r"(?:^error: |ERROR cannot start: )(.+)")
+_LOG_PREFIX = re.compile(r"^[\d-]{10} [\d:,]{8,12} INFO ")
 
 
 class Console:
@@ -20,12 +26,12 @@ class Console:
 
     def from_child(self, line: str) -> None:
         """A line of a child's output. Its error line is kept for the end, so that it is told once."""
-        if line.startswith("error: "):
-            self.reason = line.removeprefix("error: ")
+        if (told := _ERROR.search(line)) is not None:
+            self.reason = told[1]
         elif not line:
             return
         elif self._starting:
-            self.progress(line)
+            self.progress(_LOG_PREFIX.sub("", line))
         else:
             print(f"worker | {line}", flush=True)
 

@@ -1,0 +1,228 @@
+"""The OpenAI side of the gateway, with the real SDKs at both ends and a scripted handler in between."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+from tests.e2e.served import Served
+
+JSON = {"content-type": "application/json"}
+MESSAGES: Any = [{"role": "user", "content": "one two three"}]
+
+
+def client(echo: Served, **options: Any) -> OpenAI:
+    return OpenAI(base_url=echo.base_url, api_key="none", **{"max_retries": 0, "timeout": 30, **options})
+
+
+def chat(echo: Served, **body: Any) -> httpx.Response:
+    return httpx.post(f"{echo.origin}/v1/chat/completions", json=body, timeout=30)
+
+
+@pytest.mark.parametrize("prefix", ["/v2/local/openai/v1", "/v1", ""])
+def test_every_prefix_serves_models_chat_and_streams(echo: Served, prefix: str) -> None:
+    sdk = OpenAI(base_url=echo.origin + prefix, api_key="none", max_retries=0)
+    model = sdk.models.list().data[0].id
+    whole = sdk.chat.completions.create(model=model, messages=MESSAGES)
+    stream = sdk.chat.completions.create(model=model, messages=MESSAGES, stream=True)
+    got = json.loads(whole.choices[0].message.content or "")
+    assert got["openai_route"] == "/v1/chat/completions"
+    assert got["openai_input"]["messages"] == MESSAGES
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == "one two three "
+
+
+def test_a_model_name_with_slashes_reaches_the_worker_as_route(echo: Served) -> None:
+    answer = httpx.get(f"{echo.origin}/v1/models/echo/echo-1").json()
+    got = json.loads(answer["choices"][0]["message"]["content"])
+    assert got == {"openai_route": "/v1/models/echo/echo-1"}
+
+
+def test_plain_text_is_given_with_the_media_type_of_its_route(echo: Served) -> None:
+    answer = httpx.get(f"{echo.origin}/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert answer.text.endswith("echo 1\n")
+
+
+def test_headers_that_matter_go_into_the_body_and_the_id_comes_back(echo: Served) -> None:
+    answer = httpx.post(
+        f"{echo.origin}/v1/chat/completions",
+        json={"messages": MESSAGES, "request_id": "from-body", "priority": 9},
+        headers={"X-Request-Id": "from-header", "X-Priority": "-2"},
+    )
+    got = json.loads(answer.json()["choices"][0]["message"]["content"])["openai_input"]
+    assert (got["request_id"], got["priority"]) == ("from-header", -2)
+    assert answer.headers["x-request-id"] == "from-header"
+    named = chat(echo, messages=MESSAGES, request_id="from-body")
+    assert named.headers["x-request-id"] == "from-body"
+    unnamed = chat(echo, messages=MESSAGES)
+    got = json.loads(unnamed.json()["choices"][0]["message"]["content"])["openai_input"]
+    assert unnamed.headers["x-request-id"] == got["request_id"]
+
+
+def test_an_error_before_any_output_is_an_http_error_even_for_a_stream(echo: Served) -> None:
+    for stream in (False, True):
+        with pytest.raises(openai.NotFoundError) as caught:
+            client(echo).chat.completions.create(
+                model="m", messages=MESSAGES, stream=stream, extra_body={"do": [["sleep", 0.05], ["fail", 404, "no m"]]}
+            )
+        assert caught.value.code == "scripted" and "no m" in caught.value.message
+
+
+def test_retry_after_of_the_worker_becomes_the_header(echo: Served) -> None:
+    answer = chat(echo, do=[["fail", 429, "slow down", 2.3]], stream=True)
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "3")
+
+
+def test_a_failure_after_output_is_an_error_event_then_done(echo: Served) -> None:
+    answer = chat(echo, do=[["say", "x"], ["raise", "secret at /srv/private"]], stream=True)
+    events = [event for event in answer.text.split("\n\n") if event]
+    assert answer.status_code == 200 and len(events) == 3 and events[-1] == "data: [DONE]"
+    error = json.loads(events[1].removeprefix("data: "))["error"]
+    assert error["type"] == "server_error" and "private" not in answer.text
+    with pytest.raises(openai.APIError):
+        for _ in client(echo).chat.completions.create(
+            model="m", messages=MESSAGES, stream=True, extra_body={"do": [["say", "x"], ["raise", "oops"]]}
+        ):
+            pass
+
+
+def test_a_stream_without_done_gets_one(echo: Served) -> None:
+    assert chat(echo, do=[["say", "x"]], stream=True).text.endswith("\n\ndata: [DONE]\n\n")
+    cut = chat(echo, do=[["text", "data: {}"]], stream=True).text
+    assert cut == "data: {}\n\ndata: [DONE]\n\n"
+
+
+def test_chunks_arrive_while_the_rest_is_still_being_made(echo: Served) -> None:
+    body = {"do": [["say", "first"], ["sleep", 1.0], ["say", "last"]]}
+    started = time.monotonic()
+    with httpx.stream("POST", f"{echo.origin}/v1/chat/completions", json=body, timeout=30) as answer:
+        times = [time.monotonic() - started for line in answer.iter_lines() if line]
+    assert times[0] < 0.8 < 1.0 <= times[-1]
+
+
+def test_non_finite_numbers_become_null_and_text_comes_whole(echo: Served) -> None:
+    assert chat(echo, do=[["nan"]]).json() == {"value": None}
+    assert chat(echo, do=[["text", '{"half": '], ["text", '"whole"}']]).json() == {"half": "whole"}
+    assert chat(echo, do=[["object", {"text": "é\u0000🦊"}]]).json() == {"text": "é\u0000🦊"}
+
+
+def test_fields_the_worker_ignored_are_named_in_a_header(echo: Served) -> None:
+    answer = chat(echo, do=[["text", ": ignored-fields best_off, x\n\n"], ["say", "x"]])
+    assert answer.headers["x-ignored-fields"] == "best_off, x"
+    assert chat(echo, do=[["object", {"ignored_fields": ["a", "ß\n"]}]]).headers["x-ignored-fields"] == "a, ??"
+
+
+def bad_requests() -> list[tuple[str, bytes, dict[str, str], int, str]]:
+    deep = b'{"a":' * 3000 + b"1" + b"}" * 3000
+    medium = b'{"a":' * 400 + b"1" + b"}" * 400
+    return [
+        ("malformed", b'{"messages": [', JSON, 400, "not valid JSON"),
+        ("not an object", b"[1]", JSON, 400, "must be a JSON object"),
+        ("empty", b"", JSON, 400, "no body"),
+        ("form", b"a=b", {"content-type": "application/x-www-form-urlencoded"}, 400, "content type"),
+        ("no content type", b"{}", {}, 400, "content type"),
+        ("NaN", b'{"temperature": NaN}', JSON, 400, "not valid JSON"),
+        ("half a surrogate pair", b'{"messages": "\\ud800"}', JSON, 400, "not valid JSON"),
+        ("not UTF-8", b'{"messages": "\xff"}', JSON, 400, "not valid JSON"),
+        ("raw NUL", b'{"messages": "\x00"}', JSON, 400, "not valid JSON"),
+        ("nested 3000 deep", deep, JSON, 400, "JSON"),
+        ("nested 400 deep", medium, JSON, 400, "nested deeper"),
+        ("too large", b'{"a": "' + b"x" * 20_000_001 + b'"}', JSON, 413, "larger than 20 MB"),
+        ("bad id", b"{}", {**JSON, "x-request-id": "a b"}, 400, "X-Request-Id"),
+        ("bad priority", b"{}", {**JSON, "x-priority": "high"}, 400, "X-Priority"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "words"), [pytest.param(*c[1:], id=c[0]) for c in bad_requests()]
+)
+def test_a_bad_request_gets_a_clear_answer_and_the_next_is_served(
+    echo: Served, body: bytes, headers: dict[str, str], status: int, words: str
+) -> None:
+    answer = httpx.post(f"{echo.origin}/v1/chat/completions", content=body, headers=headers, timeout=30)
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert words in error["message"] and error["type"] == "invalid_request_error" and error["code"]
+    assert len(answer.content) < 1000
+    assert chat(echo, messages=MESSAGES).status_code == 200
+
+
+def test_a_body_of_almost_20_mb_and_one_with_ten_thousand_messages_are_served(echo: Served) -> None:
+    assert chat(echo, do=[["object", {"ok": True}]], padding="x" * 19_900_000).json() == {"ok": True}
+    many = [{"role": "user", "content": "hi"}] * 10_000
+    assert chat(echo, do=[["object", {"ok": True}]], messages=many).json() == {"ok": True}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/nope", 404, "unknown_url"),
+        ("POST", "/v1/nope", 404, "unknown_url"),
+        ("GET", "/v2/other/openai/v1/models", 404, "unknown_url"),
+        ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
+        ("DELETE", "/v1/models", 405, "method_not_allowed"),
+        ("GET", "/v2/local/run", 405, "method_not_allowed"),
+        ("GET", "/v2/local/status/none", 404, "job_not_found"),
+        ("GET", "/worker/guess/job-take/w?x=1", 404, None),
+    ],
+)
+def test_unknown_routes_and_wrong_methods(echo: Served, method: str, path: str, status: int, code: str) -> None:
+    answer = httpx.request(method, echo.origin + path)
+    assert answer.status_code == status
+    if code:
+        assert answer.json()["error"]["code"] == code
+
+
+async def test_a_client_that_leaves_cancels_its_job_and_no_other(echo: Served) -> None:
+    async with AsyncOpenAI(base_url=echo.base_url, api_key="none", max_retries=0) as sdk:
+
+        async def leave(marker: str, stream: bool) -> None:
+            script = [["say", marker]] if stream else []
+            call = sdk.chat.completions.create(
+                model="m", messages=MESSAGES, stream=stream, extra_body={"do": [*script, ["sleep", 20]]}
+            )
+            if stream:
+                answer = await call
+                await anext(aiter(answer))
+                await answer.close()
+            else:
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(call, 0.5)
+
+        stays = asyncio.create_task(
+            sdk.chat.completions.create(
+                model="m", messages=MESSAGES, extra_body={"do": [["sleep", 2.5], ["object", {"id": "stayed"}]]}
+            )
+        )
+        before = sum("cancelled" in line for line in echo.lines)
+        await leave("left", stream=True)
+        await leave("left", stream=False)
+        deadline = time.monotonic() + 5
+        while sum("cancelled" in line for line in echo.lines) < before + 2 and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        assert sum("cancelled" in line for line in echo.lines) == before + 2
+        assert (await stays).id == "stayed"
+
+
+async def test_a_burst_of_32_streams_is_taken_at_once_and_each_gets_its_own_answer(echo: Served) -> None:
+    async with AsyncOpenAI(base_url=echo.base_url, api_key="none", max_retries=0, timeout=60) as sdk:
+
+        async def one(number: int) -> str:
+            script = [["say", f"{number} "], ["sleep", 1.0], ["many", 20, f"of {number} "]]
+            stream = await sdk.chat.completions.create(
+                model="m", messages=MESSAGES, stream=True, extra_body={"do": script}
+            )
+            return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+        started = time.monotonic()
+        answers = await asyncio.gather(*[one(number) for number in range(32)])
+    for number, answer in enumerate(answers):
+        assert answer == f"{number} " + "".join(f"{step} of {number} " for step in range(20))
+    assert time.monotonic() - started < 8, "one after the other would take 32 s"
