@@ -13,6 +13,7 @@ from templates.model_files import ModelFiles
 from templates.slots import SlotTemplate
 
 FALLBACK = "chatml"
+_ABOUT_MODELS = ("aliases", "model_types", "vocab_sizes", "needs", "hints")
 
 
 @cache
@@ -26,8 +27,7 @@ def _format(name: str, entry: dict[str, Any], data: dict[str, Any]) -> SlotTempl
     """`like` takes the slots of another format, which this one then changes; its names are its own."""
     values = dict(entry)
     while like := values.pop("like", None):
-        own = ("aliases", "model_types", "hints")
-        values = {key: value for key, value in data[like].items() if key not in own} | values
+        values = {key: value for key, value in data[like].items() if key not in _ABOUT_MODELS} | values
     known = {field.name for field in fields(SlotTemplate)}
     if unknown := values.keys() - known:
         raise ValueError(f"builtin.toml: {name} has unknown fields: {', '.join(sorted(unknown))}")
@@ -60,13 +60,29 @@ def by_name(name: str) -> SlotTemplate | None:
 
 def for_model(files: ModelFiles) -> tuple[SlotTemplate, str] | None:
     """(format, why) by the model's name, else by its type; None if neither is known."""
+    usable = [template for template in formats().values() if files.vocabulary.issuperset(template.needs)]
+    return _by_hint(usable, files) or _by_type(usable, files)
+
+
+def _by_hint(usable: list[SlotTemplate], files: ModelFiles) -> tuple[SlotTemplate, str] | None:
+    """The longest hint that a name of the model contains."""
     for name in files.names:
-        for template in formats().values():
-            if any(normal_name(hint) in normal_name(name.rsplit("/", 1)[-1]) for hint in template.hints):
-                return template, f"the model's name {name.rsplit('/', 1)[-1]!r}"
-    types = [files.model_type.lower(), *(name.lower() for name in files.architectures)]
-    for template in formats().values():
-        for model_type in template.model_types:
-            if model_type in types:
-                return template, f"model type {model_type!r}"
+        matches = [
+            (len(normal_name(hint)), template)
+            for template in usable
+            for hint in template.hints
+            if normal_name(hint) in normal_name(name)
+        ]
+        if matches:
+            return max(matches, key=lambda match: match[0])[1], f"the model's name is {name!r}"
+    return None
+
+
+def _by_type(usable: list[SlotTemplate], files: ModelFiles) -> tuple[SlotTemplate, str] | None:
+    for model_type in (files.model_type.lower(), *(name.lower() for name in files.architectures)):
+        of_type = [template for template in usable if model_type in template.model_types]
+        if of_type:
+            by_size = [template for template in of_type if files.vocab_size in template.vocab_sizes]
+            general = [template for template in of_type if not template.vocab_sizes]
+            return (by_size or general or of_type)[0], f"its model type is {model_type!r}"
     return None

@@ -24,7 +24,8 @@ class ModelFiles:
     vocab_size: int = 0
     special_tokens: dict[str, str] = field(default_factory=dict)  # "bos_token" -> "<s>"
     added_tokens: frozenset[str] = frozenset()  # texts of all added tokens, special or not
-    vocabulary: frozenset[str] = frozenset()  # every token by its name
+    vocabulary: frozenset[str] = frozenset()  # every token by its name, added ones too
+    adds_bos: bool = False  # the tokenizer puts bos before every text
     templates: dict[str, str] = field(default_factory=dict)  # "default", "tool_use" ... -> Jinja
     template_file: str = ""  # where "default" was found
 
@@ -38,19 +39,40 @@ def read(folder: Path) -> ModelFiles:
     }
     templates, template_file = _templates(folder, tokenizer_config)
     text_config = config.get("text_config") or {}
+    added_tokens = _added_tokens(tokenizer, tokenizer_config) | frozenset(special_tokens.values())
     return ModelFiles(
-        names=tuple(name for name in (folder.resolve().name, config.get("_name_or_path")) if name),
+        names=_names(folder, config),
         model_type=str(config.get("model_type") or ""),
         architectures=tuple(config.get("architectures") or ()),
         vocab_size=int(
             config.get("vocab_size") or config.get("padded_vocab_size") or text_config.get("vocab_size") or 0
         ),
         special_tokens=special_tokens,
-        added_tokens=_added_tokens(tokenizer, tokenizer_config) | frozenset(special_tokens.values()),
-        vocabulary=_vocabulary(tokenizer),
+        added_tokens=added_tokens,
+        vocabulary=_vocabulary(tokenizer) | added_tokens,
+        adds_bos=_adds_bos(tokenizer, tokenizer_config, special_tokens.get("bos_token")),
         templates=templates,
         template_file=template_file,
     )
+
+
+def _names(folder: Path, config: dict[str, Any]) -> tuple[str, ...]:
+    """What the model is called: its folder (in a hub's cache: models--ORG--NAME/snapshots/REVISION), and what its
+    config says that it was made from."""
+    folder = folder.resolve()
+    own = folder.parent.parent.name.rpartition("--")[2] if folder.parent.name == "snapshots" else folder.name
+    origin = str(config.get("_name_or_path") or "").rstrip("/").rpartition("/")[2]
+    return tuple(name for name in (own, origin) if name)
+
+
+def _adds_bos(tokenizer: dict[str, Any], config: dict[str, Any], bos: str | None) -> bool:
+    if not bos:
+        return False
+    if isinstance(switch := config.get("add_bos_token"), bool):
+        return switch
+    if tokenizer:
+        return bos in str(tokenizer.get("post_processor"))
+    return str(config.get("tokenizer_class")).startswith("Llama")
 
 
 def token_text(token: Any) -> str | None:

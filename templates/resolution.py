@@ -69,15 +69,13 @@ class ChatTemplates:
 
     @property
     def text(self) -> str:
-        """The template's source, for who looks for the markers that it writes; "" for a built-in format."""
-        return "" if self._slots else "\n".join(template.source for template in self._jinja.values())
+        """The template's source, or all that a built-in format writes: for who looks for markers in it."""
+        return self._slots.text if self._slots else "\n".join(template.source for template in self._jinja.values())
 
     @cached_property
     def stop(self) -> Stop:
         """What ends an assistant's turn by this template, beside the eos tokens of the model's files."""
-        render = self._render_base
-        words = self._slots.stop if self._slots else ()
-        return find_stop(render, words, self._files.vocabulary | self._files.added_tokens)
+        return find_stop(self._render_base, self._slots.stop if self._slots else (), self._files.vocabulary)
 
     def replaced(self, template: str) -> ChatTemplates:
         """The same model with another template: the name of one of its own, or a template's text."""
@@ -103,8 +101,7 @@ class ChatTemplates:
         kwargs = kwargs or {}
         check_kwargs(kwargs)
         template = self._pick(bool(tools))
-        expressible = template is not None and (template.abilities.tools or not tools)
-        uses_react = not expressible and (bool(tools) or (template is None and react.has_tool_turns(messages)))
+        uses_react = self._needs_react(messages, bool(tools), template)
         if uses_react:
             messages, goes_on = react.rewrite(plain_messages(messages), tools)
             tools = None
@@ -127,6 +124,12 @@ class ChatTemplates:
             react=uses_react,
             ignored_kwargs=template.ignored(kwargs) if template else tuple(sorted(kwargs.keys() - {"enable_thinking"})),
         )
+
+    def _needs_react(self, messages: Messages, tools: bool, template: JinjaTemplate | None) -> bool:
+        if template is not None:
+            return tools and not template.abilities.tools
+        assert self._slots is not None
+        return not self._slots.knows_tools and (tools or react.has_tool_turns(messages))
 
     def _pick(self, tools: bool) -> JinjaTemplate | None:
         """The named template for a request; None where the format is a built-in one."""
@@ -160,6 +163,8 @@ class ChatTemplates:
         pieces = self._slots.render(
             plain_messages(messages),
             self._files.special_tokens,
+            adds_bos=self._files.adds_bos,
+            tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             enable_thinking=(kwargs or {}).get("enable_thinking") is not False,

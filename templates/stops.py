@@ -24,9 +24,9 @@ def find_stop(
     declared: Collection[str],
     vocabulary: Collection[str],
 ) -> Stop:
-    """`declared`: stop words that the format names. A word that is one token of the vocabulary stops by its id."""
-    found = _end_of_turn(render)
-    all_words = dict.fromkeys([*declared, *([found] if found else [])])
+    """`declared`: stop words that the format names; where it names none, a turn is rendered to find one. A word that
+    is one token of the vocabulary stops by its id."""
+    all_words = dict.fromkeys(declared) or dict.fromkeys(filter(None, [_end_of_turn(render)]))
     return Stop(
         tokens=tuple(word for word in all_words if word in vocabulary),
         words=tuple(word for word in all_words if word not in vocabulary),
