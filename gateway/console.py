@@ -7,7 +7,6 @@ import re
 import sys
 import time
 
-
 # The line by which a child says why it cannot start, and what a log line has in front of its text.
 _ERROR = re.compile(r"(?:^error: |ERROR cannot start: )(.+)")
 _LOG_PREFIX = re.compile(r"^[\d-]{10} [\d:,]{8,12} INFO ")

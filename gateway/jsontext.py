@@ -50,7 +50,7 @@ def extend(body: bytes, extra: dict[str, Any]) -> bytes:
     """`body` (the text of an object) with `extra` added; of a key that is in both, JSON parsers take the later."""
     if not extra:
         return body
-    head = body.rstrip()[:-1].rstrip()
+    head = body.strip()[:-1].rstrip()
     separator = b"" if head == b"{" else b","
     return head + separator + orjson.dumps(extra)[1:]
 

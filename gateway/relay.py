@@ -32,7 +32,7 @@ _IGNORED_COMMENT = re.compile(r": ignored-fields ([\x20-\x7e]{1,1000})\n")
 _NO_OUTPUT = Failure.of(InternalError("the worker gave no answer"))
 
 
-async def answer(job: Job, send: Send, media_type: str) -> bool:
+async def answer(job: Job, send: Send, media_type: str, stalled_after_s: float = STALLED_AFTER_S) -> bool:
     """Sends the answer, from the first output to the end; true then. Raises ClientGone where the reader has stalled."""
     while not job.chunks and not job.status.final:
         await job.change()
@@ -42,7 +42,7 @@ async def answer(job: Job, send: Send, media_type: str) -> bool:
     if not values:
         await fail(send, job.failure or _NO_OUTPUT)
     elif isinstance(values[0], str) and values[0].startswith(_EVENT_STARTS):
-        await _stream(job, values, send)
+        await _stream(job, values, send, stalled_after_s)
     elif isinstance(values[0], str):
         await _gather(job, values, send, media_type)
     else:
@@ -54,7 +54,7 @@ async def fail(send: Send, failure: Failure) -> None:
     await respond(send, failure.status, failure.body(), headers=failure.headers())
 
 
-async def _stream(job: Job, values: list[Any], send: Send) -> None:
+async def _stream(job: Job, values: list[Any], send: Send, stalled_after_s: float) -> None:
     headers = {**_EVENT_STREAM, **_ignored_fields(values[0]), "content-type": "text/event-stream; charset=utf-8"}
     fields = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": 200, "headers": fields})
@@ -62,7 +62,7 @@ async def _stream(job: Job, values: list[Any], send: Send) -> None:
     while True:
         if values:
             data = encode(values)
-            await _send_part(send, data, job)
+            await _send_part(send, data, job, stalled_after_s)
         if data.endswith(DONE) or (job.status.final and not job.chunks):
             break
         if not job.chunks:
@@ -71,12 +71,12 @@ async def _stream(job: Job, values: list[Any], send: Send) -> None:
     await send({"type": "http.response.body", "body": _rest(job, data)})
 
 
-async def _send_part(send: Send, data: bytes, job: Job) -> None:
+async def _send_part(send: Send, data: bytes, job: Job, stalled_after_s: float) -> None:
     try:
-        async with asyncio.timeout(STALLED_AFTER_S):
+        async with asyncio.timeout(stalled_after_s):
             await send({"type": "http.response.body", "body": data, "more_body": True})
     except TimeoutError:
-        log.warning("job %s: its reader has taken nothing for %g s and is cut off", job.id, STALLED_AFTER_S)
+        log.warning("job %s: its reader has taken nothing for %g s and is cut off", job.id, stalled_after_s)
         raise ClientGone from None
 
 

@@ -85,11 +85,11 @@ async def _obey(broker: Broker, server: uvicorn.Server) -> None:
                 await asyncio.sleep(0.02)
             tell({"drained": True})
     broker.drain()
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    for number, pause_s in ((signal.SIGTERM, ORPHAN_GRACE_S), (signal.SIGKILL, 0)):
         for pid in pids.values():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, number)
-        await asyncio.sleep(ORPHAN_GRACE_S if pids else 0)
+        await asyncio.sleep(pause_s if pids else 0)
     server.should_exit = True
 
 
