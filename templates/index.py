@@ -60,7 +60,7 @@ def by_name(name: str) -> SlotTemplate | None:
 
 def for_model(files: ModelFiles) -> tuple[SlotTemplate, str] | None:
     """(format, why) by the model's name, else by its type; None if neither is known."""
-    usable = [template for template in formats().values() if files.vocabulary.issuperset(template.needs)]
+    usable = [template for template in formats().values() if all(map(files.is_token, template.needs))]
     return _by_hint(usable, files) or _by_type(usable, files)
 
 

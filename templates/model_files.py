@@ -5,9 +5,10 @@ Knows no template language and no rules: `templates.resolution` decides what is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
@@ -24,22 +25,34 @@ class ModelFiles:
     vocab_size: int = 0
     special_tokens: dict[str, str] = field(default_factory=dict)  # "bos_token" -> "<s>"
     added_tokens: frozenset[str] = frozenset()  # texts of all added tokens, special or not
-    vocabulary: frozenset[str] = frozenset()  # every token by its name, added ones too
+    is_token: Callable[[str], bool] = lambda token: False  # whether the vocabulary has a token of that name
     adds_bos: bool = False  # the tokenizer puts bos before every text
     templates: dict[str, str] = field(default_factory=dict)  # "default", "tool_use" ... -> Jinja
     template_file: str = ""  # where "default" was found
 
 
-def read(folder: Path) -> ModelFiles:
+class Vocabulary(Protocol):
+    """A tokenizer that is loaded already (`worker.tokenizer.Tokenizer`)."""
+
+    added_tokens: dict[str, int]
+    prefix_ids: tuple[int, ...]
+    bos_token: str | None
+    eos_token: str | None
+
+    def token_id(self, token: str) -> int | None: ...
+
+
+def read(folder: Path, tokenizer: Vocabulary | None = None) -> ModelFiles:
+    """Without a tokenizer, what there is to know about tokens is read from tokenizer.json."""
     config = _json(folder / "config.json")
     tokenizer_config = {**_json(folder / "special_tokens_map.json"), **_json(folder / "tokenizer_config.json")}
-    tokenizer = _json(folder / "tokenizer.json")
     special_tokens = {
         name: content for name in NAMED_TOKENS if (content := token_text(tokenizer_config.get(name))) is not None
     }
     templates, template_file = _templates(folder, tokenizer_config)
     text_config = config.get("text_config") or {}
-    added_tokens = _added_tokens(tokenizer, tokenizer_config) | frozenset(special_tokens.values())
+    tokens = _tokens(_json(folder / "tokenizer.json"), tokenizer_config) if tokenizer is None else _of(tokenizer)
+    special_tokens = {**tokens.special, **special_tokens}
     return ModelFiles(
         names=_names(folder, config),
         model_type=str(config.get("model_type") or ""),
@@ -48,9 +61,9 @@ def read(folder: Path) -> ModelFiles:
             config.get("vocab_size") or config.get("padded_vocab_size") or text_config.get("vocab_size") or 0
         ),
         special_tokens=special_tokens,
-        added_tokens=added_tokens,
-        vocabulary=_vocabulary(tokenizer) | added_tokens,
-        adds_bos=_adds_bos(tokenizer, tokenizer_config, special_tokens.get("bos_token")),
+        added_tokens=tokens.added | frozenset(special_tokens.values()),
+        is_token=tokens.has,
+        adds_bos=tokens.adds_bos,
         templates=templates,
         template_file=template_file,
     )
@@ -65,14 +78,40 @@ def _names(folder: Path, config: dict[str, Any]) -> tuple[str, ...]:
     return tuple(name for name in (own, origin) if name)
 
 
-def _adds_bos(tokenizer: dict[str, Any], config: dict[str, Any], bos: str | None) -> bool:
-    if not bos:
-        return False
-    if isinstance(switch := config.get("add_bos_token"), bool):
-        return switch
-    if tokenizer:
-        return bos in str(tokenizer.get("post_processor"))
-    return str(config.get("tokenizer_class")).startswith("Llama")
+@dataclass(frozen=True)
+class _Tokens:
+    added: frozenset[str]
+    has: Callable[[str], bool]
+    adds_bos: bool
+    special: dict[str, str] = field(default_factory=dict)
+
+
+def _of(tokenizer: Vocabulary) -> _Tokens:
+    bos, eos = tokenizer.bos_token, tokenizer.eos_token
+    return _Tokens(
+        added=frozenset(tokenizer.added_tokens),
+        has=lambda token: tokenizer.token_id(token) is not None,
+        adds_bos=bos is not None and tokenizer.token_id(bos) in tokenizer.prefix_ids,
+        special={name: token for name, token in (("bos_token", bos), ("eos_token", eos)) if token},
+    )
+
+
+def _tokens(tokenizer: dict[str, Any], config: dict[str, Any]) -> _Tokens:
+    listed = [*(tokenizer.get("added_tokens") or ()), *(config.get("added_tokens_decoder") or {}).values()]
+    for key in (*NAMED_TOKENS, "additional_special_tokens", "extra_special_tokens"):
+        more = config.get(key) or ()
+        listed += more.values() if isinstance(more, dict) and "content" not in more else _listed(more)
+    added = frozenset(content for token in listed if (content := token_text(token)) is not None)
+    vocab = (tokenizer.get("model") or {}).get("vocab") or ()
+    known = added.union(vocab if isinstance(vocab, dict) else (entry[0] for entry in vocab))
+    bos = token_text(config.get("bos_token"))
+    switch = config.get("add_bos_token")
+    adds_bos = switch if isinstance(switch, bool) else bool(bos) and str(bos) in str(tokenizer.get("post_processor"))
+    return _Tokens(added, known.__contains__, adds_bos)
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def token_text(token: Any) -> str | None:
@@ -90,19 +129,6 @@ def _json(file: Path) -> dict[str, Any]:
     except orjson.JSONDecodeError as error:
         raise TemplateError(f"{file.name} is not valid JSON: {error}") from None
     return value if isinstance(value, dict) else {}
-
-
-def _added_tokens(tokenizer: dict[str, Any], config: dict[str, Any]) -> frozenset[str]:
-    listed = [*(tokenizer.get("added_tokens") or ()), *(config.get("added_tokens_decoder") or {}).values()]
-    for key in ("additional_special_tokens", "extra_special_tokens"):
-        more = config.get(key) or ()
-        listed += more.values() if isinstance(more, dict) else more
-    return frozenset(content for token in listed if (content := token_text(token)) is not None)
-
-
-def _vocabulary(tokenizer: dict[str, Any]) -> frozenset[str]:
-    vocab = (tokenizer.get("model") or {}).get("vocab") or ()
-    return frozenset(vocab if isinstance(vocab, dict) else (entry[0] for entry in vocab))
 
 
 def _templates(folder: Path, config: dict[str, Any]) -> tuple[dict[str, str], str]:

@@ -27,9 +27,17 @@ from templates.slots import SlotTemplate, parse_control_tokens, plain_messages
 from templates.stops import find_stop
 
 
-def load(model_dir: Path, *, template_type: str | None = None, custom_template: str | None = None) -> ChatTemplates:
-    """Raises TemplateError if a template that was asked for does not exist or is not valid."""
-    files = model_files.read(model_dir)
+def load(
+    model_dir: Path,
+    *,
+    template_type: str | None = None,
+    custom_template: str | None = None,
+    tokenizer: model_files.Vocabulary | None = None,
+) -> ChatTemplates:
+    """`tokenizer`: the model's, if it is loaded already; else its tokens are read from the folder's files.
+
+    Raises TemplateError if a template that was asked for does not exist or is not valid."""
+    files = model_files.read(model_dir, tokenizer)
     if template_type:
         if (built_in := index.by_name(template_type)) is None:
             raise TemplateError(
@@ -75,7 +83,7 @@ class ChatTemplates:
     @cached_property
     def stop(self) -> Stop:
         """What ends an assistant's turn by this template, beside the eos tokens of the model's files."""
-        return find_stop(self._render_base, self._slots.stop if self._slots else (), self._files.vocabulary)
+        return find_stop(self._render_base, self._slots.stop if self._slots else (), self._files.is_token)
 
     def replaced(self, template: str) -> ChatTemplates:
         """The same model with another template: the name of one of its own, or a template's text."""
@@ -193,4 +201,4 @@ def _split_tokens(built_in: SlotTemplate, own: Mapping[str, str], files: ModelFi
     """Control tokens that the tokenizer's own template writes and that the tokenizer would cut into several."""
     source = "\n".join(own.values())
     missing = built_in.control_tokens - files.added_tokens
-    return sorted(token for token in missing if token in source and token in files.vocabulary)
+    return sorted(token for token in missing if token in source and files.is_token(token))

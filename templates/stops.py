@@ -22,14 +22,14 @@ _MARKER = re.compile(r"<[^\s<>]+>|\[[^\s\[\]]+\]")
 def find_stop(
     render: Callable[..., tuple[Piece, ...]],
     declared: Collection[str],
-    vocabulary: Collection[str],
+    is_token: Callable[[str], bool],
 ) -> Stop:
     """`declared`: stop words that the format names; where it names none, a turn is rendered to find one. A word that
     is one token of the vocabulary stops by its id."""
     all_words = dict.fromkeys(declared) or dict.fromkeys(filter(None, [_end_of_turn(render)]))
     return Stop(
-        tokens=tuple(word for word in all_words if word in vocabulary),
-        words=tuple(word for word in all_words if word not in vocabulary),
+        tokens=tuple(word for word in all_words if is_token(word)),
+        words=tuple(word for word in all_words if not is_token(word)),
     )
 
 

@@ -37,6 +37,7 @@ class ModelText:
                 files.tokenizer_folder,
                 template_type=settings.model_template_type,
                 custom_template=settings.custom_chat_template,
+                tokenizer=tokenizer,
             )
         except TokenizerError as error:
             raise SettingsError(f"the tokenizer of {settings.model} cannot be used: {error}") from None

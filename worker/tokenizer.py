@@ -85,18 +85,26 @@ class Tokenizer:
         return [*self.prefix_ids, *ids] if add_special_tokens else ids
 
     def encode_pieces(self, pieces: Sequence[Piece]) -> list[int]:
-        """Ids of a rendered chat. Text pieces that follow each other directly are encoded apart; next to a control
-        piece nothing is cut. A control piece that the vocabulary lacks is encoded as text."""
-        names, known = self._names, self.added_tokens
-        stretches: list[list[str]] = [[]]
+        """Ids of a rendered chat. The text between two texts that follow each other directly is cut; everything else
+        is encoded in one go. A control piece that the vocabulary lacks is encoded as text."""
+        ids: list[int] = []
+        run: list[str] = []  # what is encoded together
         after_text = False
         for piece in pieces:
-            control = piece.control and piece.text in known
-            if after_text and not control:
-                stretches.append([])
-            stretches[-1].append(names[known[piece.text]] if control else piece.text)
-            after_text = not control
-        return [token_id for stretch in stretches for token_id in _encode(self._chat_backend, "".join(stretch))]
+            token_id = self.added_tokens.get(piece.text) if piece.control else None
+            if token_id is not None:
+                run.append(self._names[token_id])
+            elif piece.control and (token_id := self._id(piece.text)) is not None:
+                # A token that no text becomes: the tokenizer would split it.
+                ids += [*_encode(self._chat_backend, "".join(run)), token_id]
+                run = []
+            else:
+                if after_text and not piece.control:
+                    ids += _encode(self._chat_backend, "".join(run))
+                    run = []
+                run.append(piece.text)
+            after_text = not piece.control
+        return ids + _encode(self._chat_backend, "".join(run))
 
     def decode(
         self, ids: Iterable[int], *, skip_special_tokens: bool, spaces_between_special_tokens: bool = True
