@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engine import legacy
 from engine.attention import base
 from engine.attention.base import LayerSpec, PagedBatch, Probe, UnsupportedAttention
 from engine.messages import EngineConfig
@@ -149,6 +150,11 @@ def _read_config(config: EngineConfig, folder: Path) -> Any:
     except ValueError as error:
         raise ModelLoadError(f"config.json of {folder.name!r} is not JSON: {error}") from error
     values = _merge(written, config.hf_overrides)
+    try:
+        values = legacy.native_config(values, folder)
+    except ValueError as error:
+        model_type = values["model_type"]
+        raise ModelLoadError(f"the model type {model_type!r} of {folder.name!r} is not supported: {error}") from error
     if "auto_map" in values and config.trust_remote_code:
         return AutoConfig.from_pretrained(folder, trust_remote_code=True, **config.hf_overrides)
     model_type = values.pop("model_type", None)
@@ -209,7 +215,7 @@ def _max_model_len(wanted: int | None, config: Any) -> int:
 
 
 def _load_weights(config: EngineConfig, folder: Path, hf_config: Any, dtype: torch.dtype, device: torch.device) -> Any:
-    from transformers import AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
     from transformers.utils import is_accelerate_available
     from transformers.utils import logging as hf_logging
 
@@ -225,14 +231,17 @@ def _load_weights(config: EngineConfig, folder: Path, hf_config: Any, dtype: tor
             return hf.eval().to(device)
         if device.type != "cpu" and is_accelerate_available():
             options["device_map"] = {"": device}
-        hf, info = AutoModelForCausalLM.from_pretrained(
-            folder,
+        files = _weight_files(config.load_format, folder)
+        weights = legacy.native_weights(hf_config, folder, **files)
+        loader = AutoModelForCausalLM if weights is None else MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
+        hf, info = loader.from_pretrained(
+            folder if weights is None else None,
             config=hf_config,
             dtype=dtype,
             attn_implementation=base.IMPLEMENTATION,
             local_files_only=True,
             output_loading_info=True,
-            **_weight_files(config.load_format, folder),
+            **(files if weights is None else {"state_dict": weights}),
             **options,
         )
     except ModelLoadError:
