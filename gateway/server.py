@@ -41,12 +41,8 @@ def tell(message: dict[str, Any]) -> None:
     print(json.dumps(message), flush=True)
 
 
-async def run(listening: socket.socket, settings: GatewaySettings, secret: str) -> None:
-    broker = Broker(
-        max_queued=settings.max_queued_jobs,
-        on_worker=lambda worker_id: tell({"ready": worker_id}),
-    )
-    server = uvicorn.Server(
+def make_server(broker: Broker, settings: GatewaySettings, secret: str) -> uvicorn.Server:
+    return uvicorn.Server(
         uvicorn.Config(
             build(settings, broker, secret),
             lifespan="off",
@@ -56,8 +52,12 @@ async def run(listening: socket.socket, settings: GatewaySettings, secret: str) 
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=2,
             ws="none",
+            proxy_headers=False,
         )
     )
+
+
+async def run(server: uvicorn.Server, broker: Broker, listening: socket.socket) -> None:
     commands = asyncio.create_task(_obey(broker, server))
     sweeper = asyncio.create_task(_sweep(broker))
     try:
@@ -104,7 +104,12 @@ def main() -> None:
     arguments.add_argument("--fd", type=int, required=True, help="file descriptor of the listening socket")
     listening = socket.socket(fileno=arguments.parse_args().fd)
     logging.basicConfig(level=logging.WARNING, format="gateway: %(message)s", stream=sys.stderr)
-    asyncio.run(run(listening, GatewaySettings.from_env(os.environ), os.environ[SECRET_VARIABLE]))
+    settings = GatewaySettings.from_env(os.environ)
+    broker = Broker(max_queued=settings.max_queued_jobs, on_worker=lambda worker_id: tell({"ready": worker_id}))
+    server = make_server(broker, settings, os.environ[SECRET_VARIABLE])
+    # uvloop where it is installed.
+    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+        runner.run(run(server, broker, listening))
 
 
 if __name__ == "__main__":
