@@ -25,9 +25,7 @@ from engine.attention.base import AttentionBackend, LayerSpec
 from engine.batch import Batch
 from engine.kv import KVPool
 
-_GROUP_TOKENS = 8192  # of context that a group of decode rows gathers at most (one row may have more)
-_GROUP_WASTE = 0.25  # share of a group's gathered tokens that may be padding
-_MASK_ELEMENTS = 1 << 22  # of one block of prefill queries: block rows * context
+_GROUP_WASTE = 0.2  # share of a group's gathered tokens that may be padding
 
 
 @dataclass(slots=True)
@@ -53,8 +51,8 @@ class Chunk:
 class Plan:
     """Index tensors of a step, by (number of key/value heads, window)."""
 
-    def __init__(self, batch: Batch, pool: KVPool) -> None:
-        self.batch, self.pool = batch, pool
+    def __init__(self, batch: Batch, pool: KVPool, group_tokens: int) -> None:
+        self.batch, self.pool, self.group_tokens = batch, pool, group_tokens
         counts = np.diff(batch.q_start)
         self.num_decodes = int(np.argmax(counts != 1)) if (counts != 1).any() else len(counts)
         self.made: dict[tuple[int, int | None], tuple[list[Group], list[Chunk], Tensor]] = {}
@@ -77,7 +75,7 @@ class Plan:
         first_page = seen_from // size
         num_pages = -(-kv_len // size) - first_page
         table = torch.from_numpy(self.batch.page_table)
-        for first, last in _split(num_pages.tolist(), size):
+        for first, last in split(num_pages.tolist(), self.group_tokens // size):
             width = int(num_pages[first:last].max())
             columns = first_page[first:last, None] + np.arange(width)
             columns = np.minimum(columns, table.shape[1] - 1)  # what lies beyond is masked
@@ -108,13 +106,13 @@ class Plan:
         return (pages[:, None] * spec.num_kv_heads + heads).reshape(-1)
 
 
-def _split(num_pages: list[int], page_size: int) -> Iterator[tuple[int, int]]:
-    """Cut rows into runs whose padding and size are bounded. Under a window the lengths need not be sorted."""
+def split(num_pages: list[int], most_pages: int) -> Iterator[tuple[int, int]]:
+    """Cut rows into runs [first, last) of bounded padding and size: at most `most_pages` together, or a single row."""
     first, widest, used = 0, 0, 0
     for row, pages in enumerate(num_pages):
-        width, rows = max(widest, pages), row - first + 1
-        full = width * rows
-        if row > first and (full * page_size > _GROUP_TOKENS or full - used - pages > _GROUP_WASTE * full):
+        width = max(widest, pages)
+        full = width * (row - first + 1)
+        if row > first and (full > most_pages or full - used - pages > _GROUP_WASTE * full):
             yield first, row
             first, widest, used = row, pages, pages
         else:
@@ -126,8 +124,13 @@ def _split(num_pages: list[int], page_size: int) -> Iterator[tuple[int, int]]:
 class SdpaBackend(AttentionBackend):
     name = "sdpa"
 
+    def __init__(self, group_tokens: int = 8192, mask_elements: int = 1 << 22) -> None:
+        """group_tokens: of context that a group of decode rows gathers at most (one row may have more);
+        mask_elements: of one block of prefill queries, its rows * context."""
+        self._group_tokens, self._mask_elements = group_tokens, mask_elements
+
     def prepare(self, batch: Batch, pool: KVPool) -> Plan:
-        return Plan(batch, pool)
+        return Plan(batch, pool, self._group_tokens)
 
     def run(
         self,
@@ -165,7 +168,7 @@ class SdpaBackend(AttentionBackend):
                 kv_len = chunk.start + chunk.last - chunk.first
                 k = key_rows.index_select(0, chunk.kv_index).view(spec.num_kv_heads, -1, spec.head_dim)[:, :kv_len]
                 v = value_rows.index_select(0, chunk.kv_index).view(spec.num_kv_heads, -1, spec.value_dim)[:, :kv_len]
-            outputs.append(_prefill(q, k, v, chunk.start, spec, sinks))
+            outputs.append(_prefill(q, k, v, chunk.start, spec, sinks, self._mask_elements))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
@@ -183,7 +186,9 @@ def _decode(query: Tensor, k: Tensor, v: Tensor, mask: Tensor, spec: LayerSpec, 
     return torch.bmm(_softmax(scores, sinks), v).view(rows, spec.num_heads, spec.value_dim)
 
 
-def _prefill(query: Tensor, k: Tensor, v: Tensor, start: int, spec: LayerSpec, sinks: Tensor | None) -> Tensor:
+def _prefill(
+    query: Tensor, k: Tensor, v: Tensor, start: int, spec: LayerSpec, sinks: Tensor | None, mask_elements: int
+) -> Tensor:
     """query [n, Hq, D] at the positions start.., k [Hkv, L, D], v [Hkv, L, Dv], L = start + n -> [n, Hq, Dv]"""
     num_queries, length, group = query.shape[0], k.shape[1], spec.num_heads // spec.num_kv_heads
     q = query.view(num_queries, spec.num_kv_heads, group, -1).permute(1, 2, 0, 3)  # [Hkv, G, n, D]
@@ -194,7 +199,7 @@ def _prefill(query: Tensor, k: Tensor, v: Tensor, start: int, spec: LayerSpec, s
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=spec.scale)
         return out.permute(2, 0, 1, 3).reshape(num_queries, spec.num_heads, spec.value_dim)
     blocks = []
-    step = max(16, _MASK_ELEMENTS // length)
+    step = max(16, mask_elements // length)
     if not plain:
         step = max(16, step // spec.num_heads)  # the scores of all heads are there at once
     for first in range(0, num_queries, step):
