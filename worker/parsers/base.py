@@ -9,9 +9,9 @@ call, or a call cut before its name was known, comes out as Content. A call is a
 
 Special tokens. Many formats are written with them, and they must not leak to clients. So:
 
-- A parser names the markers it wants to see in `markers`. Whoever turns ids into text keeps the special tokens whose
-  text is among them, and drops all others by id, as skip_special_tokens asks.
-- What is left of such markers in the text (a model wrote one where it means nothing) is removed by the pipeline.
+- A parser names the markers it wants to see in `markers`. Whoever turns ids into text keeps the special tokens that
+  occur in them (`wants`), and drops all others by id, as skip_special_tokens asks.
+- What is left of such tokens in the text (a model wrote one where it means nothing) is removed by the pipeline.
 
 Parsers know no token ids, requests or chunks.
 """
@@ -57,6 +57,11 @@ class Parser(Protocol):
     def feed(self, text: str) -> list[Delta]: ...
 
     def close(self) -> list[Delta]: ...
+
+
+def wants(parser: Parser, special_token: str) -> bool:
+    """Whether the parser must see a special token of this text."""
+    return any(special_token in marker for marker in parser.markers)
 
 
 def merge(deltas: Iterable[Delta]) -> list[Delta]:

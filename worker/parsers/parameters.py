@@ -1,0 +1,57 @@
+"""Calls whose arguments stand one by one between tags, as plain text: they become one JSON object.
+
+An argument that can only be a string streams as it comes. Any other is read to its end, and typed by the schema.
+"""
+
+from __future__ import annotations
+
+from worker.parsers.partial_json import dumps, escape, loads
+from worker.parsers.source import Steps
+from worker.parsers.tool_parser import ToolParser, Tools
+from worker.parsers.values import property_types, typed
+
+
+class ParameterParser(ToolParser):
+    """Base of the formats that tag each argument."""
+
+    def __init__(self, tools: Tools) -> None:
+        super().__init__(tools)
+        self._name = ""
+        self._given = 0
+
+    def begin_object(self, name: str) -> None:
+        """Announces a call; its arguments follow by `argument`."""
+        self.begin(name)
+        self._name, self._given = name, 0
+        self.args("{")
+
+    def end_object(self) -> None:
+        self.args("}")
+
+    def argument(self, key: str, ends: tuple[str, ...], *, kind: str | None = None) -> Steps[str | None]:
+        """One argument, up to the first of `ends` (with new lines around the value: not part of it). `kind`: what the
+        model says that it is, "string" or "json". -> the end; None if the text ended before: the object stays open."""
+        types = property_types(self.tools[self._name], key)
+        self.args((", " if self._given else "") + dumps(key) + ": ")
+        self._given += 1
+        stops = (*(f"\n{end}" for end in ends), *ends)
+        if kind == "string" or (kind is None and types == {"string"}):
+            self.args('"')
+            end = yield from self.source.until(stops, lambda text: self.args(escape(text)))
+            if end is not None:
+                self.args('"')
+        else:
+            parts: list[str] = []
+            end = yield from self.source.until(stops, parts.append)
+            if end is not None:
+                self.args(_value("".join(parts), types, kind))
+        return end.removeprefix("\n") if end is not None else None
+
+
+def _value(text: str, types: frozenset[str], kind: str | None) -> str:
+    if kind == "json":
+        try:
+            return dumps(loads(text))
+        except ValueError:
+            pass
+    return typed(text, types)

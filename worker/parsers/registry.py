@@ -1,0 +1,160 @@
+"""Which format a model writes: read off its chat template, or named by the operator.
+
+tool, reasoning = detect(template_source, model_type)       # None = none
+tool = tool_format("qwen3_xml")                             # TOOL_CALL_PARSER; other servers' names too
+parser = pipeline(Formats(tool, reasoning), tools, prompt=...)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from worker.parsers.base import Parser, wants
+from worker.parsers.harmony import Harmony
+from worker.parsers.names import (
+    BY_MODEL_TYPE,
+    HARMONY,
+    REASONING_ALIASES,
+    REASONING_MARKS,
+    RESPONSE_TEMPLATE,
+    TOOL_ALIASES,
+    TOOL_MARKS,
+)
+from worker.parsers.pipeline import Pipeline
+from worker.parsers.reasoning import FAMILIES, ReasoningParser
+from worker.parsers.response_template import ResponseTemplateParser
+from worker.parsers.tool_parser import ToolParser, Tools
+from worker.parsers.tools.deepseek import DeepSeek, DeepSeekV31
+from worker.parsers.tools.gemma import FunctionGemma, Gemma4
+from worker.parsers.tools.glm45 import Glm45
+from worker.parsers.tools.granite import Granite
+from worker.parsers.tools.hermes import Hermes
+from worker.parsers.tools.internlm import InternLM
+from worker.parsers.tools.invoke import DeepSeekDsml, MiniMaxM2
+from worker.parsers.tools.json_tags import JsonCalls
+from worker.parsers.tools.kimi_k2 import KimiK2
+from worker.parsers.tools.llama3_json import Llama3Json
+from worker.parsers.tools.mistral import Mistral, MistralV11
+from worker.parsers.tools.phi4_mini import Phi4Mini
+from worker.parsers.tools.pythonic import Lfm2, Olmo3, Pythonic
+from worker.parsers.tools.qwen3_coder import Qwen3Coder
+from worker.parsers.tools.react import ReAct
+from worker.parsers.tools.tagged_list import Cohere, Nemotron, ToolCalls
+
+FORMATS: dict[str, type[ToolParser]] = {
+    "hermes": Hermes,
+    "qwen3_coder": Qwen3Coder,
+    "llama3_json": Llama3Json,
+    "deepseek_v3": DeepSeek,
+    "deepseek_v31": DeepSeekV31,
+    "deepseek_dsml": DeepSeekDsml,
+    "mistral": Mistral,
+    "mistral_v11": MistralV11,
+    "glm45": Glm45,
+    "kimi_k2": KimiK2,
+    "react": ReAct,
+    "pythonic": Pythonic,
+    "lfm2": Lfm2,
+    "olmo3": Olmo3,
+    "granite": Granite,
+    "minimax_m2": MiniMaxM2,
+    "gemma4": Gemma4,
+    "functiongemma": FunctionGemma,
+    "phi4_mini": Phi4Mini,
+    "internlm": InternLM,
+    "tool_calls": ToolCalls,
+    "nemotron": Nemotron,
+    "cohere": Cohere,
+    "json": JsonCalls,
+}
+
+
+class UnknownFormat(ValueError):
+    """The operator named a format that is not known. The message lists those that are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """What a model writes. Names as in FORMATS and FAMILIES, or "harmony", or "response_template"."""
+
+    tool: str | None = None
+    reasoning: str | None = None
+    response_template: Any = None  # the checkpoint's own description
+
+
+def detect(template_source: str, model_type: str = "") -> tuple[str | None, str | None]:
+    """(tool format, reasoning format) of a model, from its chat template; None where it shows none."""
+    tool = _first(TOOL_MARKS, template_source)
+    reasoning = _first(REASONING_MARKS, template_source)
+    if tool is None and reasoning is None:
+        return BY_MODEL_TYPE.get(model_type, (None, None))
+    return tool, reasoning
+
+
+def tool_format(name: str) -> str:
+    """A tool format by its name or alias. Raises UnknownFormat."""
+    return _known(name, {**FORMATS, HARMONY: None, RESPONSE_TEMPLATE: None}, TOOL_ALIASES, "tool call")
+
+
+def reasoning_format(name: str) -> str:
+    """A reasoning format by its name or alias. Raises UnknownFormat."""
+    return _known(name, {**FAMILIES, HARMONY: None, RESPONSE_TEMPLATE: None}, REASONING_ALIASES, "reasoning")
+
+
+def tool_parser(name: str, tools: Tools) -> Parser:
+    """A parser of one output in the format `name` (or an alias)."""
+    name = tool_format(name)
+    return Harmony(tools) if name == HARMONY else FORMATS[name](tools)
+
+
+def pipeline(
+    formats: Formats,
+    tools: Tools,
+    *,
+    prompt: str = "",
+    prefill: str = "",
+    special_tokens: tuple[str, ...] = (),
+    parallel: bool = True,
+) -> Pipeline:
+    """The parser of one output. `tools`: those that may be called, {} = none. `prompt`: the rendered prompt; `prefill`:
+    its end, if that is a begun answer. `special_tokens`: texts of the tokenizer's, those that show are removed."""
+    if formats.tool == RESPONSE_TEMPLATE or formats.reasoning == RESPONSE_TEMPLATE:
+        stages: dict[str, Any] = {"tools": ResponseTemplateParser(formats.response_template, tools, prompt)}
+    elif HARMONY in (formats.tool, formats.reasoning):
+        stages = {"tools": Harmony(tools)}
+    else:
+        stages = _stages(formats, tools, prompt, prefill)
+    seen = [parser for parser in stages.values() if parser is not None]
+    hidden = tuple(token for token in special_tokens if any(wants(parser, token) for parser in seen))
+    stop = FORMATS[formats.tool].stop if tools and formats.tool in FORMATS else ()
+    return Pipeline(**stages, hidden=hidden, parallel=parallel, stop=stop)
+
+
+def _stages(formats: Formats, tools: Tools, prompt: str, prefill: str) -> dict[str, Any]:
+    kind = FORMATS[formats.tool] if tools and formats.tool else None
+    reasoning = None
+    if formats.reasoning is not None:
+        tags = FAMILIES[formats.reasoning]
+        trial: Callable[[], Parser] | None = None if kind is None else lambda: kind(tools)
+        reasoning = ReasoningParser(
+            tags,
+            inside=tags.opened_by(prompt, prefill),
+            tool_starts=kind.opens + kind.starts if kind else (),
+            trial=trial,
+        )
+    return {"reasoning": reasoning, "tools": kind(tools) if kind else None}
+
+
+def _first(marks: tuple[tuple[str, str], ...], text: str) -> str | None:
+    return next((name for pattern, name in marks if re.search(pattern, text, re.DOTALL)), None)
+
+
+def _known(name: str, names: Mapping[str, Any], aliases: Mapping[str, str], what: str) -> str:
+    key = name.strip().lower().replace("-", "_")
+    key = aliases.get(key, key)
+    if key not in names:
+        raise UnknownFormat(f"unknown {what} parser {name!r}; known: {', '.join(sorted({*names, *aliases}))}")
+    return key

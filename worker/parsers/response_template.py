@@ -1,0 +1,115 @@
+"""Output formats that a checkpoint describes itself, by `response_template` in tokenizer_config.json.
+
+The description is read by transformers' own parser (`transformers.utils.chat_parsing`, which imports no torch); this
+turns its regions into deltas: `thinking` (or `reasoning`) and `content` stream, `tool_calls` come out when a call is
+whole. What the description cannot parse, and calls of unknown tools, come out as content.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from worker.parsers.base import Content, Delta, Reasoning, ToolCallArgs, ToolCallStart
+from worker.parsers.partial_json import dumps
+from worker.parsers.tool_parser import Tools
+
+_REASONING = ("thinking", "reasoning", "reasoning_content")
+_CALLS = "tool_calls"
+
+
+def supported(template: Any) -> bool:
+    """Whether `template` can be read here. False too where the installed transformers has no such parser."""
+    try:
+        _parser(template, "", {})
+    except Exception:  # an invalid template raises what its regexes and lookups raise
+        return False
+    return True
+
+
+def _parser(template: Any, prompt: str, tools: Tools) -> Any:
+    from transformers.utils.chat_parsing import ResponseParser
+
+    functions: list[Any] = [{"function": {"name": name, "parameters": schema or {}}} for name, schema in tools.items()]
+    return ResponseParser(template, prefix=prompt, tools=functions)
+
+
+class ResponseTemplateParser:
+    """Reads whole outputs: reasoning, calls and content."""
+
+    def __init__(self, template: Any, tools: Tools, prompt: str = "") -> None:
+        """`prompt`: the rendered prompt; what it already wrote of the answer counts."""
+        self._parser = _parser(template, prompt, tools)
+        self._tools = tools
+        self._count = 0
+        self._region = ""  # the text of the calls being read
+        self._space: dict[str, str] = {}  # by field: at the end of what was said
+        self.markers = frozenset(_literals(template))
+        last = self._parser.initial_events[-1:]
+        self.thinking = any(event["type"] != "region_close" and event["field"] in _REASONING for event in last)
+        self._failed = False
+
+    def feed(self, text: str) -> list[Delta]:
+        if self._failed:
+            return [Content(text)] if text else []
+        return self._deltas(lambda: self._parser.feed(text))
+
+    def close(self) -> list[Delta]:
+        if self._failed:
+            return []
+        deltas = self._deltas(lambda: self._parser.finalize()[1])
+        return deltas
+
+    def _deltas(self, advance: Any) -> list[Delta]:
+        try:
+            events = advance()
+        except Exception:  # a region that its own description cannot parse raises anything
+            self._failed = True
+            text, self._region = self._region, ""
+            return [Content(text)] if text else []
+        return [delta for event in events for delta in self._event(event)]
+
+    def _event(self, event: dict[str, Any]) -> list[Delta]:
+        field = event["field"]
+        self.thinking = field in _REASONING and event["type"] != "region_close"
+        if event["type"] == "region_chunk":
+            return self._chunk(field, event["text"])
+        if event["type"] == "region_close" and field == _CALLS:
+            value, text, self._region = event["value"], self._region, ""
+            calls = [_function(call) for call in (value if isinstance(value, list) else [value])]
+            if any(name not in self._tools for name, _ in calls):
+                return [Content(text)]
+            return [delta for name, arguments in calls for delta in self._call(name, arguments)]
+        self._space.pop(field, None)
+        return []
+
+    def _chunk(self, field: str, text: str) -> list[Delta]:
+        if field == _CALLS:
+            self._region += text
+            return []
+        begun = field in self._space
+        text = self._space.get(field, "") + (text if begun else text.lstrip())
+        said = text.rstrip()
+        if said or begun:
+            self._space[field] = text[len(said) :]
+        kind = Reasoning if field in _REASONING else Content
+        return [kind(said)] if said else []
+
+    def _call(self, name: str, arguments: Any) -> list[Delta]:
+        index, self._count = self._count, self._count + 1
+        text = arguments if isinstance(arguments, str) else dumps(arguments or {})
+        return [ToolCallStart(index, f"call_{secrets.token_hex(12)}", name), ToolCallArgs(index, text or "{}")]
+
+
+def _function(call: Any) -> tuple[str, Any]:
+    function = call.get("function", call) if isinstance(call, dict) else {}
+    name = function.get("name") if isinstance(function, dict) else None
+    return (name if isinstance(name, str) else "", function.get("arguments") if isinstance(function, dict) else None)
+
+
+def _literals(template: Any) -> list[str]:
+    """All texts in the description: any special token among them must be seen."""
+    if isinstance(template, str):
+        return [template]
+    children = template.values() if isinstance(template, dict) else template if isinstance(template, list) else ()
+    return [text for child in children for text in _literals(child)]

@@ -1,0 +1,41 @@
+"""Qwen3-Coder, Qwen3.5, Nemotron 3, Step 3.5: <function=NAME> with <parameter=KEY> value </parameter>, in <tool_call>
+(which the models sometimes leave out)."""
+
+from worker.parsers.parameters import ParameterParser
+from worker.parsers.source import Steps
+from worker.parsers.tool_parser import NotACall
+
+_PARAMETER, _END = "<parameter=", "</parameter>"
+
+
+class Qwen3Coder(ParameterParser):
+    opens = ("<tool_call>",)
+    closes = ("</tool_call>",)
+    starts = ("<function=",)
+    ends = ("</function>",)
+
+    def call(self, start: str) -> Steps[None]:
+        head: list[str] = []
+        if (yield from self.source.until((">", "\n"), head.append)) != ">":
+            raise NotACall
+        self.begin_object("".join(head).strip())
+        while True:
+            yield from self.source.space()
+            mark = yield from self.source.one_of((_PARAMETER, _END, *self.ends, *self.closes))
+            if mark == _PARAMETER:
+                yield from self._parameter()
+            elif mark != _END:
+                break
+        if mark in self.closes:
+            self.source.unread(mark)  # the end of the function was left out
+        if mark is not None or (yield from self.source.peek()):
+            self.end_object()
+
+    def _parameter(self) -> Steps[None]:
+        key: list[str] = []
+        if (yield from self.source.until((">",), key.append)) is None:
+            return
+        yield from self.source.literal("\n")
+        end = yield from self.argument("".join(key).strip(), (_END, f"\n{_PARAMETER}", *self.ends))
+        if end is not None and end != _END:
+            self.source.unread(end.lstrip("\n"))  # the end of the parameter was left out
