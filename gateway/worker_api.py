@@ -30,7 +30,9 @@ from worker.errors import PayloadTooLarge
 log = logging.getLogger("gateway")
 
 PREFIX = "/worker/"
-HOLD_S = 20.0  # the SDK gives up after 90 s, and a job handed out at that instant would be lost
+# The SDK gives up after 90 s, and a job handed out at that instant would be lost. Also, a worker that was told to end
+# does so only when its polls have returned.
+HOLD_S = 8.0
 DRAIN_HOLD_S = 0.2
 MAX_BATCH = 1000
 # job-done repeats all that was streamed.

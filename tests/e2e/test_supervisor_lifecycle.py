@@ -116,6 +116,29 @@ def check_end(server: Served, number: int) -> None:
     server.wait_for_line("cancelled", 1)  # through the stop channel, not by the axe
 
 
+def test_a_worker_told_to_end_finishes_what_runs_and_the_next_runs_what_it_took_too_late(serve: Serve) -> None:
+    server = serve(ECHO).wait_ready(60)
+    first: list[dict[str, Any]] = []
+    second: list[dict[str, Any]] = []
+    running = [
+        in_background(lambda: stream(server, first, ["say", "a"], ["sleep", 2.5], ["say", "end"]))[0],
+        in_background(lambda: stream(server, second, ["say", "a"], ["sleep", 2.5], ["say", "end"]))[0],
+    ]
+    until(lambda: bool(first and second))
+    os.kill(server.child("echo_handler.py"), signal.SIGTERM)
+    time.sleep(0.3)
+    # The worker's poll is still open and takes this job, which the SDK then never runs.
+    late = httpx.post(f"{server.origin}/v1/chat/completions", json={"do": [["object", {"ok": True}]]}, timeout=60)
+    assert late.json() == {"ok": True}
+    for thread in running:
+        thread.join(10)
+    for events in (first, second):
+        assert [bool(event.get("choices")) for event in events] == [True, True, False], events
+    server.wait_for_line(r"the worker ended \(exit code 0\)")
+    health = httpx.get(f"{server.jobs_url}/health").json()["jobs"]
+    assert health["failed"] == 0
+
+
 def test_a_worker_that_ignores_sigterm_is_killed_with_all_it_started(serve: Serve, tmp_path: Path) -> None:
     handler = tmp_path / "stubborn.py"
     text = ECHO.read_text()
