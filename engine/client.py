@@ -50,7 +50,7 @@ from engine.stream import RequestStream, deliver
 
 ROOT = Path(__file__).parents[1]  # so that `python -m engine.process` finds the package from any directory
 MESSAGES_A_TURN = 100  # handled before other callbacks of the loop get their turn
-CLOSE_LINGER_MS = 200  # for the last aborts to leave
+CLOSE_LINGER_MS = 1000  # for the last aborts to leave, in the background
 
 
 class EngineStartError(Exception):
@@ -164,13 +164,13 @@ class EngineClient:
         self._loop = asyncio.get_running_loop()
         self._streams: dict[str, RequestStream] = {}
         self._replies: deque[asyncio.Future[Any]] = deque()  # the engine answers in order
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
+        # The process-wide context: one of our own would block where it is collected before its socket is closed.
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         self._socket.set_hwm(0)
-        self._socket.linger = 0
+        self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.connect(process.address)
         self._socket_fd = int(self._socket.fd)
-        self._status_fd = process.status_fd()
+        self._status_fd = os.dup(process.status_fd())  # our own: stop() closes the other
         self._loop.add_reader(self._socket_fd, self._receive)
         self._loop.add_reader(self._status_fd, self._on_death)
 
@@ -208,8 +208,8 @@ class EngineClient:
         if not self._socket.closed:
             self._loop.remove_reader(self._socket_fd)
             self._loop.remove_reader(self._status_fd)
+            os.close(self._status_fd)
             self._socket.close(linger=0 if self.dead.is_set() else CLOSE_LINGER_MS)
-            self._context.term()
 
     def _is_over(self) -> bool:
         return self.dead.is_set() or self._socket.closed

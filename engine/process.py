@@ -38,11 +38,13 @@ MakeRunner = Callable[[EngineConfig, Callable[[str], None]], Runner]
 
 
 class Link:
-    """The socket to the worker, and the wish of SIGTERM to end."""
+    """The socket to the worker, and the wish of SIGTERM to end. Answers go to the client that spoke last: one that
+    was left behind by an event loop that is over must not take any away from its successor."""
 
     def __init__(self, address: str) -> None:
         self.stopping = False
-        self._socket = zmq.Context().socket(zmq.DEALER)
+        self._client = b""
+        self._socket = zmq.Context().socket(zmq.ROUTER)
         self._socket.set_hwm(0)  # never blocks: what is under way is bounded by max_tokens of the open requests
         self._socket.bind(address)
         self._poller = zmq.Poller()
@@ -66,14 +68,14 @@ class Link:
         commands: list[Command] = []
         while True:
             try:
-                commands.append(pickle.loads(self._socket.recv(zmq.NOBLOCK)))
+                self._client, frame = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return commands
+            commands.append(pickle.loads(frame))
 
     def send(self, messages: list[Message]) -> None:
-        for message in messages:
-            with suppress(zmq.Again):  # no client is connected: nobody waits for this
-                self._socket.send(pickle.dumps(message, pickle.HIGHEST_PROTOCOL), zmq.NOBLOCK)
+        for message in messages:  # dropped by the socket if the client is gone
+            self._socket.send_multipart([self._client, pickle.dumps(message, pickle.HIGHEST_PROTOCOL)], zmq.NOBLOCK)
 
 
 def run(core: EngineCore, link: Link) -> None:
@@ -93,9 +95,11 @@ def main(make_runner: MakeRunner) -> None:
     os.set_inheritable(handover.status_fd, False)
 
     def say(message: Progress | StartFailed | EngineInfo) -> None:
-        os.write(handover.status_fd, pickle.dumps(message))
+        with suppress(BrokenPipeError):  # the parent is gone, and so shall we be in a moment
+            os.write(handover.status_fd, pickle.dumps(message))
 
     try:
+        _check(handover.config)
         runner = make_runner(handover.config, lambda line: say(Progress(line)))
         link = Link(handover.address)
         core = EngineCore(handover.config, runner, _grammars(handover.config, runner), link.receive)
@@ -107,6 +111,13 @@ def main(make_runner: MakeRunner) -> None:
     gc.freeze()  # the model's objects stay: no need to walk them again and again between steps
     say(_engine_info(handover.config, runner))
     _end(run, core, link)
+
+
+def _check(config: EngineConfig) -> None:
+    """With these, nothing would ever be computed."""
+    for name in ("max_num_seqs", "max_num_batched_tokens", "max_num_queued"):
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} must be at least 1, not {getattr(config, name)}")
 
 
 def _end(run: Callable[[EngineCore, Link], None], core: EngineCore, link: Link) -> None:
@@ -124,7 +135,7 @@ def _end(run: Callable[[EngineCore, Link], None], core: EngineCore, link: Link) 
 
 def _leave_with_parent(socket_dir: str) -> None:
     """Runs in a thread of its own, since the main one may be in a long forward pass."""
-    while sys.stdin.buffer.read(1):
+    while os.read(sys.stdin.fileno(), 1):
         pass
     shutil.rmtree(socket_dir, ignore_errors=True)
     os._exit(1)
