@@ -16,7 +16,7 @@ from typing import Any, NoReturn, Protocol
 
 import jinja2
 from jinja2 import meta, nodes
-from jinja2.compiler import CodeGenerator, Frame
+from jinja2.compiler import CodeGenerator, Frame, operators
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -147,7 +147,7 @@ class _Generator(CodeGenerator):
         self.write("))")
 
     def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
-        """`'<' in text` looks at the real characters of the text."""
+        """`'<' in text` looks at the real characters of the text; lists are not compared for ever."""
         if isinstance(node.expr, nodes.Const) and [operand.op for operand in node.ops] in (["in"], ["notin"]):
             self.write("(not " if node.ops[0].op == "notin" else "(")
             self.write("environment.occurs(")
@@ -155,8 +155,30 @@ class _Generator(CodeGenerator):
             self.write(", ")
             self.visit(node.ops[0].expr, frame)
             self.write("))")
-        else:
-            super().visit_Compare(node, frame)
+            return
+        self.write("(")
+        self._visit_walkable(node.expr, frame)
+        for operand in node.ops:
+            self.write(f" {operators[operand.op]} ")
+            self._visit_walkable(operand.expr, frame)
+        self.write(")")
+
+    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
+        self.write("{")
+        for item in node.items:
+            self._visit_walkable(item.key, frame)
+            self.write(": ")
+            self.visit(item.value, frame)
+            self.write(", ")
+        self.write("}")
+
+    def _visit_walkable(self, node: nodes.Expr, frame: Frame) -> None:
+        if isinstance(node, nodes.Const):
+            self.visit(node, frame)
+            return
+        self.write("environment.walkable(")
+        self.visit(node, frame)
+        self.write(")")
 
     def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
         if not isinstance(node.arg, nodes.Slice):
@@ -172,13 +194,17 @@ class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
     concat = staticmethod(limits.join)
     made = staticmethod(limits.made)
+    walkable = staticmethod(limits.walkable)
     ticking = staticmethod(limits.Ticking)
 
     @staticmethod
     def occurs(phrase: Any, container: Any) -> bool:
         if isinstance(phrase, str) and isinstance(container, str) and (veil := _veil.get()):
             container = veil.seen(container, phrase)
-        return phrase in container
+        return phrase in limits.walkable(container)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        return super().getitem(obj, limits.walkable(argument))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if isinstance(left, Markup) != isinstance(right, Markup):  # the plain side is escaped
@@ -208,6 +234,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         owner = getattr(__obj, "__self__", None)
         if isinstance(owner, str) and __obj.__name__ in ("startswith", "endswith") and (veil := _veil.get()):
             return getattr(veil.seen(owner, str(args[0]) if args else ""), __obj.__name__)(*args)
+        if isinstance(owner, list | tuple | Mapping):  # index(), count(), get()
+            limits.walkable([owner, *args])
         if isinstance(owner, str) and (check := _STR_CHECKS.get(__obj.__name__)):
             args = check(owner, args, kwargs) or args
         return limits.made(super().call(__context, __obj, *args, **kwargs))
@@ -279,6 +307,20 @@ def _bounded(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
     return bounded
 
 
+def _walking(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """A test whose operands may be compared item by item."""
+
+    def walking(*args: Any, **kwargs: Any) -> Any:
+        for arg in args[1:]:
+            limits.walkable(arg)
+        if len(args) > 1:
+            limits.walkable(args[0])
+        return plain(*args, **kwargs)
+
+    walking.__dict__.update(getattr(plain, "__dict__", {}))
+    return walking
+
+
 def _check_widths(values: list[Any], kwargs: dict[str, Any]) -> None:
     limits.check_padding(*values[1:], *kwargs.values())
     if values and isinstance(values[0], str):  # indent(width) repeats it on every line
@@ -316,10 +358,10 @@ class _Dict:
     """`dict` in templates: a callable only, so that no template reaches the type itself."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        return dict(*args, **kwargs)
+        return dict(*map(limits.walkable, args), **kwargs)
 
     def fromkeys(self, keys: Iterable[Any], value: Any = None) -> dict[Any, Any]:
-        return dict.fromkeys(keys, value)
+        return dict.fromkeys(limits.walkable(list(keys)), value)
 
 
 class _Namespace(Namespace):
@@ -405,6 +447,8 @@ def _environment() -> _Environment:
         environment.filters[name] = _characterwise(environment.filters[name])
     environment.filters |= {"tojson": _tojson, "dictsort": _dictsort}
     environment.filters = {name: _bounded(name, plain) for name, plain in environment.filters.items()}
+    tests: dict[str, Any] = environment.tests
+    environment.tests = {name: _walking(plain) for name, plain in tests.items()}
     del environment.globals["lipsum"]
     environment.globals.update(
         range=limits.limited_range,

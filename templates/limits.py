@@ -88,23 +88,34 @@ def made(value: Any) -> Any:
 
 
 def text_size(value: Any) -> int:
-    """About the length of str(value). A container may hold the same large value many times over, so this is asked
-    before a container becomes text; it stops at the budget's limit."""
+    """About the length of str(value), and the cost of walking through it. A container may hold the same value many
+    times over, so this is asked before one becomes text or is compared; it stops at the budget's limit."""
     if isinstance(value, str):
         return len(value)
-    limit = budget().max_bytes
+    if not isinstance(value, Mapping | list | tuple | set | frozenset):
+        return 8
+    current = budget()
     size, rest = 0, [value]
-    while rest:
+    while rest and size <= current.max_bytes and len(rest) <= current.max_bytes:
         item = rest.pop()
-        if isinstance(item, Mapping):
-            rest.extend(item.keys())
-            rest.extend(item.values())
-        elif isinstance(item, list | tuple | set | frozenset):
-            rest.extend(item)
-        size += len(item) + 4 if isinstance(item, str) else 8
-        if size > limit or len(rest) > limit:
-            return limit + 1
-    return size
+        if isinstance(item, str):
+            size += len(item) + 4
+        elif isinstance(item, Mapping | list | tuple | set | frozenset):
+            size += 32
+            rest.extend(item.values() if isinstance(item, Mapping) else item)
+            if isinstance(item, Mapping):
+                rest.extend(item.keys())
+            current.tick()
+        else:
+            size += 8
+    return current.max_bytes + 1 if rest else size
+
+
+def walkable(value: Any) -> Any:
+    """`value`, which is about to be compared or hashed item by item."""
+    if isinstance(value, Mapping | list | tuple):
+        budget().check(text_size(value))
+    return value
 
 
 def printable(value: Any) -> Any:

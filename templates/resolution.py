@@ -102,11 +102,34 @@ class ChatTemplates:
         allow_control_tokens: bool = False,
     ) -> Rendered:
         """Raises TemplateError, with the template's own words where it refuses the messages."""
+        try:
+            return self._rendered(
+                messages,
+                tools=tools,
+                documents=documents,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                kwargs=kwargs or {},
+                allow_control_tokens=allow_control_tokens,
+            )
+        except RecursionError:
+            raise TemplateError("the request is nested too deeply") from None
+
+    def _rendered(
+        self,
+        messages: Messages,
+        *,
+        tools: list[dict[str, Any]] | None,
+        documents: list[dict[str, Any]] | None,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        kwargs: Mapping[str, Any],
+        allow_control_tokens: bool,
+    ) -> Rendered:
         if not messages:
             raise TemplateError("messages must not be empty")
         if continue_final_message and add_generation_prompt:
             raise TemplateError("continue_final_message and add_generation_prompt exclude each other")
-        kwargs = kwargs or {}
         check_kwargs(kwargs)
         template = self._pick(bool(tools))
         uses_react = self._needs_react(messages, bool(tools), template)
