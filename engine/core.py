@@ -8,7 +8,7 @@ Knows no torch (the runner does) and no text.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Protocol
 
 from engine.counters import Counters
@@ -110,6 +110,8 @@ class EngineCore:
             self._in_flight = None
             with self._counters.phase("commit"):
                 self._commit(plan, sampled)
+        elif self._sequences:
+            raise RuntimeError("there are requests, but none can run")  # cannot be; better loud than for ever
         return self._take_messages()
 
     def stats(self) -> Stats:
@@ -134,6 +136,8 @@ class EngineCore:
         try:
             error = self._refusal(request)
             grammar = self._compile_grammar(request.grammar) if request.grammar and not error else None
+            if grammar is not None:
+                grammar.stop_ids = request.params.stop_token_ids
         except GrammarError as failure:  # the worker has checked it: only limits of the engine's own are left
             error = RequestError("grammar_failed", failure.message)
         if error is not None:
@@ -158,9 +162,9 @@ class EngineCore:
         room = self.max_len - (1 if params.max_tokens else 0)
         if length > room:
             return RequestError("prompt_too_long", f"The prompt has {length} tokens; at most {room} can be served.")
-        if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= self.vocab_size:
-            # On a GPU an index out of range takes the whole process down.
-            return RequestError("invalid_request", f"The prompt has a token id outside 0..{self.vocab_size - 1}.")
+        for name, ids in _token_ids(request):
+            if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
+                return RequestError("invalid_request", f"{name}: a token id is not in 0..{self.vocab_size - 1}.")
         return None
 
     def _abort(self, request_id: str) -> None:
@@ -275,6 +279,18 @@ class EngineCore:
         messages += self._replies
         self._outputs, self._tokens, self._replies = [], [], []
         return messages
+
+
+def _token_ids(request: Request) -> Iterator[tuple[str, Collection[int]]]:
+    """All token ids of a request, by where they come from. On a GPU a single index that is out of range takes the
+    whole process down, so they are checked although the worker has done so."""
+    params = request.params
+    yield "prompt", request.prompt_ids
+    yield "stop_token_ids", params.stop_token_ids
+    yield "logit_bias", [token_id for token_id, _ in params.logit_bias]
+    yield "allowed_token_ids", params.allowed_token_ids or ()
+    yield "bad_words", [token_id for word in params.bad_words for token_id in word]
+    yield "logprob_token_ids", params.logprob_token_ids
 
 
 def _accept(grammar: Grammar, token_id: int) -> tuple[bool, RequestError | None]:

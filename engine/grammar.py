@@ -1,7 +1,7 @@
 """Constraints on the output text: a GrammarSpec becomes a matcher that yields a token mask a step (llguidance).
 
     check(spec)                                   # in the worker: a GrammarError says what is wrong, and where
-    compiler = GrammarCompiler(tokenizer_path, vocab_size, eos_ids)
+    compiler = GrammarCompiler(tokenizer_path, vocab_size)
     grammar = compiler.compile(spec)              # one a sequence; compiler.submit(spec) does it in the background
     compiler.fill([(row, grammar), ...], mask)    # int32[B, ceil(V / 32)]; bit i of word i // 32 set: i is allowed
     grammar.accept(token); grammar.rollback(n); grammar.done
@@ -19,7 +19,7 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
@@ -169,10 +169,12 @@ def _deep(work: Callable[[], _T]) -> _T:
 class Grammar:
     """The state of one sequence's constraint. Not thread-safe."""
 
-    def __init__(self, matcher: LLMatcher, start_after: Sequence[int], row_words: int) -> None:
+    def __init__(self, matcher: LLMatcher, spec: GrammarSpec, tokenizer: LLTokenizer) -> None:
+        self.stop_ids: Collection[int] = ()  # what may end a complete output, beside the tokenizer's own end token
         self._matcher = matcher
-        self._start_after = tuple(start_after)
-        self._row_words = row_words
+        self._start_after = spec.start_after
+        self._row_words = _words(tokenizer.vocab_size)
+        self._eos_id = tokenizer.eos_token
         self._free: list[int] = []  # tokens before the constraint began
         self._taken = 0  # tokens that the matcher has consumed
         self._begun = not self._start_after
@@ -198,18 +200,23 @@ class Grammar:
         self._matcher.unsafe_compute_mask_ptr(full.ctypes.data, full.nbytes)
         if full is not row:
             row[:] = full[: len(row)]
-        if (error := self.error()) is not None:
-            raise error
+        self.finish_row(row)
 
-    def error(self) -> GrammarError | None:
-        """Why this grammar can go no further, if so."""
-        return GrammarError(_plain(self._matcher.get_error())) if self._matcher.is_error() else None
+    def finish_row(self, row: NDArray[np.int32]) -> None:
+        """Behind the matcher's own work: where the output may end, it may end with any of the request's stop ids.
+        Raises GrammarError if the matcher has failed."""
+        if self._matcher.is_error():
+            raise GrammarError(_plain(self._matcher.get_error()))
+        bits = row.view(np.uint32)
+        if bits[self._eos_id >> 5] >> (self._eos_id & 31) & 1:
+            for token in self.stop_ids:
+                bits[token >> 5] |= np.uint32(1 << (token & 31))
 
     def accept(self, token: int) -> bool:
         """Takes a generated token; False if the grammar does not allow it (the state is then unchanged). A token that
         the mask allowed can still be refused where the constraint spells out the text of a special token."""
         if self._begun:
-            taken = bool(self._matcher.try_consume_tokens([token]))
+            taken = bool(self._matcher.try_consume_tokens([self._eos_id if token in self.stop_ids else token]))
             self._taken += taken
             return taken
         self._free.append(token)
@@ -230,12 +237,11 @@ class Grammar:
 class GrammarCompiler:
     """Compiles constraints for one tokenizer and keeps the most recent ones. Thread-safe."""
 
-    def __init__(self, tokenizer_path: str | Path, vocab_size: int, eos_ids: Sequence[int] = ()) -> None:
-        """`tokenizer_path`: folder of tokenizer.json; `vocab_size`: V, the columns of the logits; `eos_ids`: what may
-        end a complete output, by default the tokenizer's own. The file is read at the first use."""
+    def __init__(self, tokenizer_path: str | Path, vocab_size: int) -> None:
+        """`tokenizer_path`: folder of tokenizer.json, read at the first use; `vocab_size`: V, the columns of the
+        logits."""
         self._path = Path(tokenizer_path)
         self._vocab_size = vocab_size
-        self._eos_ids = [token for token in dict.fromkeys(eos_ids) if 0 <= token < vocab_size]
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
@@ -252,7 +258,7 @@ class GrammarCompiler:
                 self._compiled.popitem(last=False)
             tokenizer = self._tokenizer
         assert tokenizer is not None
-        return Grammar(matcher.deep_copy(), spec.start_after, _words(tokenizer.vocab_size))
+        return Grammar(matcher.deep_copy(), spec, tokenizer)
 
     def submit(self, spec: GrammarSpec) -> Future[Grammar]:
         """`compile` on a background thread: the first grammar also loads the tokenizer (about a second)."""
@@ -266,15 +272,13 @@ class GrammarCompiler:
         if len(parallel) > 1:
             pairs = [(grammar._matcher, row) for row, grammar in parallel.items()]
             self._executor.unsafe_compute_mask_ptr(pairs, mask.ctypes.data, mask.shape[1] * 4, mask.shape[0])
-            failed = {row: error for row, grammar in parallel.items() if (error := grammar.error()) is not None}
         else:
             parallel = {}
         for row, grammar in rows:
-            if row not in parallel:
-                try:
-                    grammar.fill(mask[row])
-                except GrammarError as error:
-                    failed[row] = error
+            try:
+                (grammar.finish_row if row in parallel else grammar.fill)(mask[row])
+            except GrammarError as error:
+                failed[row] = error
         return failed
 
     def _compile(self, grammar: str) -> LLMatcher:
@@ -291,7 +295,7 @@ class GrammarCompiler:
             document = json.loads((self._path / "tokenizer.json").read_text(encoding="utf-8"))
             vocabulary = _highest_id(document) + 1
             text = json.dumps(document | {"truncation": None, "padding": None})
-            return LLTokenizer(text, n_vocab=max(self._vocab_size, vocabulary), eos_token=self._eos_ids or None)
+            return LLTokenizer(text, n_vocab=max(self._vocab_size, vocabulary))
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise GrammarError("this model's tokenizer does not support structured output") from error
 
