@@ -48,6 +48,8 @@ from engine.messages import (
 )
 from engine.stream import RequestStream, deliver
 
+__all__ = ["EngineClient", "EngineDead", "EngineProcess", "EngineStartError", "RequestStream"]
+
 ROOT = Path(__file__).parents[1]  # so that `python -m engine.process` finds the package from any directory
 MESSAGES_A_TURN = 100  # handled before other callbacks of the loop get their turn
 CLOSE_LINGER_MS = 1000  # for the last aborts to leave, in the background

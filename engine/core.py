@@ -8,9 +8,10 @@ Knows no torch (the runner does) and no text.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol
 
+from engine import admission
 from engine.counters import Counters
 from engine.grammar import Grammar, GrammarError
 from engine.messages import (
@@ -151,21 +152,12 @@ class EngineCore:
         self.scheduler.add(seq)
 
     def _refusal(self, request: Request) -> RequestError | None:
-        length, params = len(request.prompt_ids), request.params
         if request.id in self._sequences:
             return RequestError("duplicate_id", f"A request with the id {request.id!r} is running already.")
         if self.scheduler.num_waiting >= self.max_num_queued:
             wait_s = self._counters.retry_after_s(self.scheduler.num_waiting)
             return RequestError("queue_full", "Too many requests are waiting; try again later.", wait_s)
-        if not length:
-            return RequestError("invalid_request", "The prompt is empty.")
-        room = self.max_len - (1 if params.max_tokens else 0)
-        if length > room:
-            return RequestError("prompt_too_long", f"The prompt has {length} tokens; at most {room} can be served.")
-        for name, ids in _token_ids(request):
-            if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
-                return RequestError("invalid_request", f"{name}: a token id is not in 0..{self.vocab_size - 1}.")
-        return None
+        return admission.check(request, self.max_len, self.vocab_size)
 
     def _abort(self, request_id: str) -> None:
         seq = self._sequences.get(request_id)
@@ -279,18 +271,6 @@ class EngineCore:
         messages += self._replies
         self._outputs, self._tokens, self._replies = [], [], []
         return messages
-
-
-def _token_ids(request: Request) -> Iterator[tuple[str, Collection[int]]]:
-    """All token ids of a request, by where they come from. On a GPU a single index that is out of range takes the
-    whole process down, so they are checked although the worker has done so."""
-    params = request.params
-    yield "prompt", request.prompt_ids
-    yield "stop_token_ids", params.stop_token_ids
-    yield "logit_bias", [token_id for token_id, _ in params.logit_bias]
-    yield "allowed_token_ids", params.allowed_token_ids or ()
-    yield "bad_words", [token_id for word in params.bad_words for token_id in word]
-    yield "logprob_token_ids", params.logprob_token_ids
 
 
 def _accept(grammar: Grammar, token_id: int) -> tuple[bool, RequestError | None]:

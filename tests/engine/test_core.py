@@ -110,8 +110,6 @@ def test_requests_share_steps() -> None:
 def test_aborts_at_random_times_leave_nothing(seed: int, num_pages: int, budget: int) -> None:
     rng = random.Random(seed)
     requests = workload(seed, 30)
-    driver = engine({"num_pages": num_pages}, max_num_batched_tokens=budget, max_num_seqs=8)
-    runner, launch = runner_of(driver), CountingRunner.launch
     aborted: set[str] = set()
 
     def abort_one() -> None:
@@ -123,9 +121,9 @@ def test_aborts_at_random_times_leave_nothing(seed: int, num_pages: int, budget:
         def launch(self, plan: Plan) -> Plan:  # an abort while the step is in flight
             if rng.random() < 0.2:
                 abort_one()
-            return launch(self, plan)
+            return super().launch(plan)
 
-    runner.__class__ = Interrupting
+    driver = Driver(Interrupting(num_pages=num_pages), max_num_batched_tokens=budget, max_num_seqs=8)
     queue = list(requests)
     for _ in range(5000):
         if queue and rng.random() < 0.7:
@@ -372,6 +370,24 @@ def test_refused_at_once(prompt: Any, max_tokens: int, code: str) -> None:
     driver.run()
     assert driver.tokens("good") == [2, 3]
     driver.check_idle()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stop_token_ids": frozenset({1000})},
+        {"logit_bias": ((-1, 1.0),)},
+        {"allowed_token_ids": (1, 5000)},
+        {"bad_words": ((1,), (2, 1000))},
+        {"logprob_token_ids": (1000,)},
+    ],
+)
+def test_token_ids_outside_the_vocabulary_are_refused_by_name(options: dict[str, Any]) -> None:
+    driver = engine()
+    driver.send(request("r", [1], 5, **options))
+    driver.run()
+    error = driver.final("r").error
+    assert error is not None and error.code == "invalid_request" and next(iter(options)) in error.message
 
 
 @pytest.mark.parametrize(("prompt", "max_tokens"), [(range(49), 5), (range(50), 0)])

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from engine.client import ROOT, EngineClient, EngineProcess, EngineStartError
+from engine.client import ROOT, EngineClient, EngineProcess, EngineStartError, RequestStream
 from engine.messages import EngineConfig, FinishReason, SequenceOutput
 from tests.fakes.driver import request
 
@@ -53,7 +53,7 @@ def launch(temp: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
     temp.rmdir()
 
 
-async def last(stream: Any) -> SequenceOutput:
+async def last(stream: RequestStream) -> SequenceOutput:
     outputs = [output async for output in stream]
     assert all(output.finish is None for output in outputs[:-1])
     return outputs[-1]
