@@ -11,6 +11,9 @@ import pytest
 # Two test workers on a small machine: threads of the tokenizers or of OpenMP only get in each other's way.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# One thread a model: two that wait for each other at every operator crawl as soon as another process wants a core.
+os.environ.setdefault("NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(autouse=True)
