@@ -11,16 +11,18 @@ from __future__ import annotations
 import copy
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from engine import legacy
+from engine import fuse, legacy, linear
 from engine.attention import base
 from engine.attention.base import LayerSpec, PagedBatch, Probe, UnsupportedAttention
 from engine.messages import EngineConfig
+from engine.ops import TorchOps
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -36,10 +38,18 @@ class Model:
         self.hf = hf
         self.config = hf.config.get_text_config()
         self.max_model_len = max_model_len
-        self.body: nn.Module = hf.base_model
         self._head = _Head(hf)
         self.vocab_size: int = hf.get_output_embeddings().weight.shape[0]
+        self._run_body: Callable[[Tensor, Tensor, PagedBatch], Tensor] = self._run_hf_body
         self.specs: list[LayerSpec] = self._probe()
+
+    def fuse(self, ops: TorchOps) -> bool:
+        """Swap what can be swapped for faster parts that compute the same; False if nothing was."""
+        body = fuse.fuse(self.hf.base_model, self.specs, self.max_model_len, ops)
+        if body is not None:
+            self._run_body = body
+            self._head.repack()
+        return body is not None
 
     @property
     def device(self) -> torch.device:
@@ -51,12 +61,17 @@ class Model:
 
     def hidden(self, token_ids: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
         """token_ids, positions int64 [T] -> [T, H] after the last norm"""
-        out = self.body(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, paged_batch=batch)
-        return out.last_hidden_state[0]
+        return self._run_body(token_ids, positions, batch)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [S, H] -> float32 [S, V], with the scaling and capping of the model's own head"""
         return self._head(hidden[None])[0].float()
+
+    def _run_hf_body(self, token_ids: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
+        out = self.hf.base_model(
+            input_ids=token_ids[None], position_ids=positions[None], use_cache=False, paged_batch=batch
+        )
+        return out.last_hidden_state[0]
 
     def _probe(self) -> list[LayerSpec]:
         """Three tokens through the model: every layer must call the attention with the batch object."""
@@ -123,6 +138,21 @@ class _Head:
         self._handover.states = hidden
         logits: Tensor = self._model(use_cache=False).logits
         return logits
+
+    def repack(self) -> None:
+        """Put the projection to the vocabulary in the fastest format."""
+        old = self._model._modules.get("lm_head")
+        if type(old) is nn.Linear:
+            self._model._modules["lm_head"] = _Projection(linear.make(old.weight, old.bias))
+
+
+class _Projection(nn.Module):
+    def __init__(self, project: linear.Linear) -> None:
+        super().__init__()
+        self._project = project
+
+    def forward(self, states: Tensor) -> Tensor:
+        return self._project(states)
 
 
 def load(config: EngineConfig, device: torch.device) -> Model:

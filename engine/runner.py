@@ -19,6 +19,7 @@ from engine.batch import Batch
 from engine.logprobs import Logprobs, Wanted
 from engine.messages import EngineConfig, RequestError, TokenLogprobs
 from engine.model import ModelLoadError
+from engine.ops import TorchOps
 from engine.sampler import Sampling
 from engine.scheduler import Part, Plan
 from engine.sequence import Sampled, Sequence
@@ -88,6 +89,9 @@ class Runner:
         progress("loading the weights")
         self.model = model.load(config, device)
         begin = phase("weights", begin)
+        with torch.inference_mode():
+            self.model.fuse(TorchOps())
+        begin = phase("fuse", begin)
         progress("making room for keys and values")
         try:
             backend = attention.choose(config.attention_backend, self.model.specs, device, self.model.dtype)
