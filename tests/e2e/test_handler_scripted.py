@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -96,7 +98,7 @@ class TestStream:
     async def test_a_character_of_several_tokens_is_never_broken(self, worker: Worker) -> None:
         events = await events_of(worker, say("fox", stream=True))
         texts = [event["choices"][0]["delta"].get("content", "") for event in events]
-        assert "".join(texts) == "Hello🦊1" and all("�" not in text for text in texts)
+        assert "".join(texts) == "Hello🦊!" and all("�" not in text for text in texts)
 
     async def test_a_cut_character_is_the_same_streamed_or_not(self, worker: Worker) -> None:
         events = await events_of(worker, say("cut", stream=True, max_tokens=2))
@@ -136,7 +138,7 @@ class TestStream:
 class TestStop:
     async def test_a_stop_string_ends_the_answer_and_the_engines_work(self, worker: Worker) -> None:
         for stream in (True, False):
-            request = say("endless", stop=["and again and"], stream=stream)
+            request = say("endless", stop=["again again"], stream=stream)
             if stream:
                 events = await events_of(worker, request)
                 text = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
@@ -144,8 +146,8 @@ class TestStop:
             else:
                 last = (await body_of(worker, request))["choices"][0]
                 text = last["message"]["content"]
-            assert text == " again "
-            assert (last["finish_reason"], last["stop_reason"]) == ("stop", "and again and")
+            assert text == " again and "
+            assert (last["finish_reason"], last["stop_reason"]) == ("stop", "again again")
         await until_idle(worker)
 
     async def test_usage_ends_with_the_stop_string(self, worker: Worker, tokenizer: Tokenizer) -> None:
@@ -228,9 +230,8 @@ class TestFailure:
                 crash = completion(prompt=[905], max_tokens=500, ignore_eos=True)
                 jobs = [] if idle else [platform.run(doomed.handle, job) for job in (stream, whole, crash)]
                 if idle:
-                    await running(doomed)
-                    doomed_process = doomed._process
-                    doomed_process._popen.kill()
+                    await asyncio.create_task(running(doomed))  # a job is a task of its own
+                    os.kill(doomed._process.pid, signal.SIGKILL)
                 await asyncio.wait_for(asyncio.gather(*jobs), 20)
                 async with asyncio.timeout(5):
                     while not exits:
