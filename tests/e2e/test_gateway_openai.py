@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -42,6 +45,23 @@ def test_a_model_name_with_slashes_reaches_the_worker_as_route(echo: Served) -> 
     answer = httpx.get(f"{echo.origin}/v1/models/echo/echo-1").json()
     got = json.loads(answer["choices"][0]["message"]["content"])
     assert got == {"openai_route": "/v1/models/echo/echo-1"}
+
+
+def test_the_printed_snippet_and_curl_line_work_when_pasted(echo: Served) -> None:
+    start = echo.lines.index("from openai import OpenAI")
+    snippet = "\n".join(echo.lines[start : start + 5])
+    done = subprocess.run([sys.executable, "-c", snippet], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("Hello! ", 0), done.stderr
+    curl = next(line for line in echo.lines if line.startswith("curl "))
+    done = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, timeout=60)
+    assert "Hello!" in json.loads(done.stdout)["choices"][0]["message"]["content"]
+
+
+def test_the_page_is_one_file_that_loads_nothing_from_elsewhere(echo: Served) -> None:
+    page = httpx.get(echo.origin)
+    assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert not re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?(?:https?:)?//""", page.text)
 
 
 def test_plain_text_is_given_with_the_media_type_of_its_route(echo: Served) -> None:
