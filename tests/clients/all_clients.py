@@ -63,7 +63,7 @@ def test_installs(environment: str) -> None:
         for check in checks(script)
     ],
 )
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_client(script: Path, check: str, outcome_of: Callable[[Path, str], Outcomes]) -> None:
     outcome = outcome_of(script, SCRIPTS[script])[check]
     if outcome.error is not None:

@@ -26,7 +26,9 @@ ENDS_WITHIN_S = 30
 @pytest.fixture(scope="session")
 def endpoint(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     log = tmp_path_factory.mktemp("serve") / "log"
-    environ = {**os.environ, "HOST": "127.0.0.1", "PORT": "0", "API_KEY": API_KEY, "MODEL_NAME": str(demo_model)}
+    own = {"HOST": "127.0.0.1", "PORT": "0", "API_KEY": API_KEY, "MODEL_NAME": str(demo_model)}
+    # One thread: on two cores the other is the clients', and threads that wait for each other are slower than one.
+    environ = {**os.environ, **own, "NUM_THREADS": "1"}
     command = [sys.executable, "-u", "-m", "gateway.supervisor", "--env-file", os.devnull]
     with log.open("wb") as output:
         process = subprocess.Popen(

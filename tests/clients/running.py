@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-SCRIPT_TIMEOUT_S = 300
+SCRIPT_TIMEOUT_S = 600
 # Nothing but the endpoint may be reached: a client that phones home meets a closed port at once.
 _NO_INTERNET = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9", "no_proxy": "127.0.0.1"}
 _QUIET = {

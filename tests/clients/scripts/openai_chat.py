@@ -15,6 +15,7 @@ from harness import (
     MODEL,
     QUESTION,
     UNICODE_QUESTION,
+    UNICODE_TEXT,
     UNKNOWN_MODEL,
     assert_unicode,
     raises,
@@ -70,7 +71,7 @@ def check_stream_helper_with_two_choices_and_logprobs():
     options = {"n": 2, "seed": 3, "temperature": 1.0, "logprobs": True, "top_logprobs": 2}
     whole = client.chat.completions.create(**ask(**options))
     with client.chat.completions.stream(**ask(**options)) as stream:
-        final = stream.until_done().get_final_completion()
+        final = stream.until_done().current_completion_snapshot
     texts = [choice.message.content for choice in final.choices]
     assert texts == [choice.message.content for choice in whole.choices] and texts[0] != texts[1]
     for choice in final.choices:
@@ -110,7 +111,7 @@ def check_completions():
 
 
 def check_streamed_completions():
-    options = {"model": MODEL, "prompt": UNICODE_QUESTION, "max_tokens": 24, "temperature": 0}
+    options = {"model": MODEL, "prompt": " ".join([UNICODE_TEXT] * 4), "max_tokens": 24, "temperature": 0}
     whole = lenient.completions.create(**options).choices[0]
     chunks = list(lenient.completions.create(**options, stream=True))
     assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == whole.text
@@ -219,7 +220,7 @@ async def check_async_streams_share_the_endpoint():
         chunks = await many.chat.completions.create(**options, stream=True)
         return "".join([choice.delta.content or "" async for chunk in chunks for choice in chunk.choices])
 
-    options = [ask(f"Tell me about the number {i}.", temperature=0.9, seed=i) for i in range(8)]
+    options = [ask(f"Tell me about the number {i}.", temperature=0.9, seed=i, max_tokens=8) for i in range(6)]
     alone = [client.chat.completions.create(**each).choices[0].message.content for each in options]
     async with openai.AsyncOpenAI(max_retries=0, **SETTINGS) as many:
         assert await asyncio.gather(*map(streamed, options)) == alone
