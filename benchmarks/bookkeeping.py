@@ -24,6 +24,7 @@ import json
 import pickle
 import statistics
 import sys
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -84,7 +85,7 @@ class InstantRunner:
         pass
 
 
-def no_grammar(spec: GrammarSpec) -> Grammar:
+def no_grammar(spec: GrammarSpec) -> Future[Grammar]:
     raise NotImplementedError
 
 

@@ -7,9 +7,10 @@ Knows no torch (the runner does) and no text.
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable
-from typing import Any, Protocol
+from concurrent.futures import Future
 
 from engine import admission
 from engine.counters import Counters
@@ -29,37 +30,13 @@ from engine.messages import (
     StepOutput,
 )
 from engine.pages import PagePool
+from engine.running import Runner
 from engine.scheduler import Plan, Scheduler
 from engine.sequence import Sampled, Sequence, SequenceFailure, State
 
+log = logging.getLogger("engine")
+
 Message = StepOutput | Stats | ResetPrefixCache  # ResetPrefixCache is sent back once it is done
-
-
-class RunnerInfo(Protocol):
-    num_pages: int
-    page_size: int
-    vocab_size: int
-    max_model_len: int
-    device: str
-    dtype: str
-    attention_backend: str
-    load_s: dict[str, float]
-
-
-class Runner(Protocol):
-    """What the core needs of engine.runner.Runner (or of a scripted one)."""
-
-    @property
-    def info(self) -> RunnerInfo: ...
-
-    def launch(self, plan: Plan) -> Any:
-        """Start the forward pass and the sampling of a plan."""
-
-    def collect(self, pending: Any) -> list[Sampled]:
-        """Wait for it: one Sampled a part that samples or has prompt logprobs, in the order of the plan."""
-
-    def forget(self, seq: Sequence) -> None:
-        """The sequence is preempted or finished: drop what is kept for it."""
 
 
 class EngineCore:
@@ -67,10 +44,11 @@ class EngineCore:
         self,
         config: EngineConfig,
         runner: Runner,
-        compile_grammar: Callable[[GrammarSpec], Grammar],
+        compile_grammar: Callable[[GrammarSpec], Future[Grammar]],
         receive: Callable[[], list[Command]],
     ) -> None:
-        """`receive()` returns the commands that have arrived, in order, without waiting."""
+        """`receive()` returns the commands that have arrived, in order, without waiting. Grammars are compiled
+        elsewhere, so that the others go on meanwhile: a second for the first one, which reads the tokenizer."""
         info = runner.info
         self.pool = PagePool(info.num_pages, info.page_size, config.enable_prefix_caching)
         self.scheduler = Scheduler(
@@ -87,6 +65,7 @@ class EngineCore:
         self._compile_grammar = compile_grammar
         self._receive = receive
         self._sequences: dict[str, Sequence] = {}  # the open requests
+        self._compiling: dict[Sequence, Future[Grammar]] = {}  # those of them that the scheduler has not got yet
         self._in_flight: Plan | None = None  # launched, not yet committed
         self._outputs: list[SequenceOutput] = []  # of this step
         self._tokens: list[tuple[str, tuple[int, ...]]] = []
@@ -97,7 +76,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._sequences)
+        return len(self._sequences) > len(self._compiling)
 
     def step(self) -> list[Message]:
         """Take commands and compute one plan; the messages to send. Raises if the engine as a whole is broken."""
@@ -111,7 +90,7 @@ class EngineCore:
             self._in_flight = None
             with self._counters.phase("commit"):
                 self._commit(plan, sampled)
-        elif self._sequences:
+        elif self.has_work:
             raise RuntimeError("there are requests, but none can run")  # cannot be; better loud than for ever
         return self._take_messages()
 
@@ -132,30 +111,42 @@ class EngineCore:
                 case ResetPrefixCache():
                     self.pool.reset_cache()
                     self._replies.append(command)
+        self._take_grammars()
 
     def _add(self, request: Request) -> None:
-        try:
-            error = self._refusal(request)
-            grammar = self._compile_grammar(request.grammar) if request.grammar and not error else None
-            if grammar is not None:
-                grammar.stop_ids = request.params.stop_token_ids
-        except GrammarError as failure:  # the worker has checked it: only limits of the engine's own are left
-            error = RequestError("grammar_failed", failure.message)
-        if error is not None:
+        if (error := self._refusal(request)) is not None:
             self._counters.count_finish(FinishReason.ERROR, was_admitted=False)
             self._outputs.append(SequenceOutput(request.id, finish=FinishReason.ERROR, error=error))
             return
         self._num_arrived += 1
         seed = request.params.seed if request.params.seed is not None else self._random.getrandbits(63)
-        seq = Sequence(request, self._num_arrived, seed, grammar)
+        seq = Sequence(request, self._num_arrived, seed)
         self._sequences[request.id] = seq
-        self.scheduler.add(seq)
+        if request.grammar is None:
+            self.scheduler.add(seq)
+        else:
+            self._compiling[seq] = self._compile_grammar(request.grammar)
+
+    def _take_grammars(self) -> None:
+        for seq in [seq for seq, future in self._compiling.items() if future.done()]:
+            try:
+                seq.grammar = self._compiling[seq].result()
+            except GrammarError as failure:  # the worker has checked it: only limits of the engine's own are left
+                self._finish(seq, FinishReason.ERROR, error=RequestError("grammar_failed", failure.message))
+            except Exception:
+                log.exception("a grammar could not be compiled")
+                self._finish(seq, FinishReason.ERROR, error=_BROKEN_GRAMMAR)
+            else:
+                seq.grammar.stop_ids = seq.params.stop_token_ids
+                del self._compiling[seq]
+                self.scheduler.add(seq)
 
     def _refusal(self, request: Request) -> RequestError | None:
         if request.id in self._sequences:
             return RequestError("duplicate_id", f"A request with the id {request.id!r} is running already.")
-        if self.scheduler.num_waiting >= self.max_num_queued:
-            wait_s = self._counters.retry_after_s(self.scheduler.num_waiting)
+        num_queued = self.scheduler.num_waiting + len(self._compiling)
+        if num_queued >= self.max_num_queued:
+            wait_s = self._counters.retry_after_s(num_queued)
             return RequestError("queue_full", "Too many requests are waiting; try again later.", wait_s)
         return admission.check(request, self.max_len, self.vocab_size)
 
@@ -234,7 +225,8 @@ class EngineCore:
         del self._sequences[seq.request.id]
         self._outputs.append(self._output(seq, result, reason, error))
         self._counters.count_finish(reason, was_admitted=seq.cached_tokens is not None)
-        self.scheduler.remove(seq)
+        if self._compiling.pop(seq, None) is None:
+            self.scheduler.remove(seq)
         seq.sampling_state = seq.grammar = None
 
     def _output(
@@ -273,12 +265,15 @@ class EngineCore:
         return messages
 
 
+_BROKEN_GRAMMAR = RequestError("grammar_failed", "The grammar of the request failed.")
+
+
 def _accept(grammar: Grammar, token_id: int) -> tuple[bool, RequestError | None]:
     """Whether the output is complete with this token, and what is wrong with it."""
     try:
         if grammar.accept(token_id):
             return grammar.done, None
-        reason = "The output left the grammar of the request."
-    except Exception as failure:  # one request's grammar in third-party code: no reason to end the others
-        reason = f"The grammar of the request failed: {failure}"
-    return False, RequestError("grammar_failed", reason)
+    except Exception:  # one request's grammar in third-party code: no reason to end the others
+        log.exception("a grammar failed")
+        return False, _BROKEN_GRAMMAR
+    return False, RequestError("grammar_failed", "The output left the grammar of the request.")

@@ -22,15 +22,17 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from importlib import import_module
 from time import perf_counter
 
 import zmq
 
-from engine.core import EngineCore, Message, Runner
+from engine.core import EngineCore, Message
 from engine.grammar import Grammar, GrammarCompiler
 from engine.messages import Command, EngineConfig, EngineInfo, GrammarSpec, Handover, Progress, StartFailed
+from engine.running import Runner
 
 log = logging.getLogger("engine")
 
@@ -50,18 +52,24 @@ class Link:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         # A signal handler cannot end a poll by itself (PEP 475), a byte in a polled pipe can.
-        wake_read, wake_write = os.pipe()
-        os.set_blocking(wake_write, False)
-        signal.set_wakeup_fd(wake_write)
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_write, False)
+        signal.set_wakeup_fd(self._wake_write)
         signal.signal(signal.SIGTERM, self._stop)
-        self._poller.register(wake_read, zmq.POLLIN)
+        self._poller.register(self._wake_read, zmq.POLLIN)
 
     def _stop(self, *_: object) -> None:
         self.stopping = True
 
     def wait(self) -> None:
-        """Sleeps until there is a command or a signal."""
-        self._poller.poll()
+        """Sleeps until there is a command, a signal, or `wake` has been called."""
+        if any(ready == self._wake_read for ready, _ in self._poller.poll()):
+            os.read(self._wake_read, 4096)
+
+    def wake(self) -> None:
+        """From any thread."""
+        with suppress(BlockingIOError):  # full of earlier calls
+            os.write(self._wake_write, b"!")
 
     def receive(self) -> list[Command]:
         """The commands that have arrived, without waiting."""
@@ -102,7 +110,7 @@ def main(make_runner: MakeRunner) -> None:
         _check(handover.config)
         runner = make_runner(handover.config, lambda line: say(Progress(line)))
         link = Link(handover.address)
-        core = EngineCore(handover.config, runner, _grammars(handover.config, runner), link.receive)
+        core = EngineCore(handover.config, runner, _grammars(handover.config, runner, link), link.receive)
     except BaseException as failure:
         log.debug("the engine could not start", exc_info=True)
         say(StartFailed(_one_line(failure)))
@@ -141,14 +149,14 @@ def _leave_with_parent(socket_dir: str) -> None:
     os._exit(1)
 
 
-def _grammars(config: EngineConfig, runner: Runner) -> Callable[[GrammarSpec], Grammar]:
-    """Compiles grammars; reads the tokenizer when the first one comes, most workers never see one."""
-    compilers: list[GrammarCompiler] = []
+def _grammars(config: EngineConfig, runner: Runner, link: Link) -> Callable[[GrammarSpec], Future[Grammar]]:
+    """Compiles grammars in the background; the tokenizer is read with the first, most workers never see one."""
+    compiler = GrammarCompiler(config.tokenizer_path or config.model_path, runner.info.vocab_size)
 
-    def compile_grammar(spec: GrammarSpec) -> Grammar:
-        if not compilers:
-            compilers.append(GrammarCompiler(config.tokenizer_path or config.model_path, runner.info.vocab_size))
-        return compilers[0].compile(spec)
+    def compile_grammar(spec: GrammarSpec) -> Future[Grammar]:
+        future = compiler.submit(spec)
+        future.add_done_callback(lambda _: link.wake())
+        return future
 
     return compile_grammar
 

@@ -596,6 +596,46 @@ def test_a_grammar_that_does_not_compile_is_refused() -> None:
     assert driver.final("r").error == RequestError("grammar_failed", "too large")
 
 
+def test_others_go_on_while_a_grammar_is_compiled() -> None:
+    driver = Driver(CountingRunner(), lambda spec: Word(6))
+    driver.grammars_are_slow = True
+    driver.send(request("r", [5], 100, grammar=SPEC), request("free", [5], 4))
+    for _ in range(4):
+        driver.step()
+    assert driver.finish("free") is FinishReason.LENGTH and "r" not in driver.outputs
+    assert not driver.core.has_work, "the engine sleeps until the grammar is there"
+    driver.finish_grammars()
+    driver.step()
+    assert driver.tokens("r") == [6]
+    driver.check_idle()
+
+
+def test_abort_while_the_grammar_is_compiled() -> None:
+    driver = Driver(CountingRunner(), lambda spec: Word(6))
+    driver.grammars_are_slow = True
+    driver.send(request("r", [5], 100, grammar=SPEC))
+    driver.step()
+    driver.send(Abort("r"))
+    driver.step()
+    assert driver.finish("r") is FinishReason.ABORT
+    driver.finish_grammars()
+    driver.step()
+    assert len(driver.outputs["r"]) == 1
+    driver.check_idle()
+
+
+def test_requests_whose_grammar_is_compiled_count_as_waiting() -> None:
+    driver = Driver(CountingRunner(), lambda spec: Word(6), max_num_queued=2)
+    driver.grammars_are_slow = True
+    driver.send(*[request(f"r{i}", [5], 100, grammar=SPEC) for i in range(3)])
+    driver.step()
+    error = driver.final("r2").error
+    assert error is not None and error.code == "queue_full"
+    driver.finish_grammars()
+    driver.run()
+    assert driver.tokens("r0") == driver.tokens("r1") == [6]
+
+
 def test_a_preempted_sequence_keeps_its_grammar() -> None:
     grammars = {"r": Word(*range(140, 180))}
     driver = Driver(CountingRunner(num_pages=8), lambda spec: grammars[spec.source], max_num_batched_tokens=30)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
-from engine.core import EngineCore, Message, Runner
+from engine.core import EngineCore, Message
 from engine.grammar import Grammar
 from engine.messages import (
     Command,
@@ -17,6 +18,7 @@ from engine.messages import (
     SequenceOutput,
     StepOutput,
 )
+from engine.running import Runner
 
 
 def no_grammar(spec: GrammarSpec) -> Grammar:
@@ -31,10 +33,13 @@ def request(name: str, prompt: Any, max_tokens: int = 8, **options: Any) -> Requ
 
 class Driver:
     def __init__(
-        self, runner: Runner, compile_grammar: Callable[[GrammarSpec], Grammar] = no_grammar, **config: Any
+        self, runner: Runner, make_grammar: Callable[[GrammarSpec], Grammar] = no_grammar, **config: Any
     ) -> None:
         self.inbox: list[Command] = []
-        self.core = EngineCore(EngineConfig("none", **config), runner, compile_grammar, self._take)
+        self.grammars_are_slow = False  # then `finish_grammars` ends what has been begun
+        self._make_grammar = make_grammar
+        self._begun: list[tuple[GrammarSpec, Future[Grammar]]] = []
+        self.core = EngineCore(EngineConfig("none", **config), runner, self._compile, self._take)
         self.outputs: dict[str, list[SequenceOutput]] = {}
         self.messages: list[Message] = []
         self.num_steps = 0
@@ -42,6 +47,21 @@ class Driver:
     def _take(self) -> list[Command]:
         commands, self.inbox = self.inbox, []
         return commands
+
+    def _compile(self, spec: GrammarSpec) -> Future[Grammar]:
+        future: Future[Grammar] = Future()
+        self._begun.append((spec, future))
+        if not self.grammars_are_slow:
+            self.finish_grammars()
+        return future
+
+    def finish_grammars(self) -> None:
+        for spec, future in self._begun:
+            try:
+                future.set_result(self._make_grammar(spec))
+            except Exception as failure:
+                future.set_exception(failure)
+        self._begun = []
 
     def send(self, *commands: Command) -> None:
         self.inbox += commands
