@@ -13,7 +13,7 @@ from typing import Any
 
 from jinja2 import nodes
 
-from templates import environment
+from templates import environment, render_state
 from templates.abilities import find_abilities
 from templates.conversation import Abilities, Messages, adapt, broken_arguments
 from templates.limits import Budget
@@ -83,7 +83,7 @@ class JinjaTemplate:
         if continue_final_message:
             adapted[-1] = _tagged(adapted[-1])
         try:
-            with environment.clock(now), environment.veiled(shield):
+            with render_state.clock(now), render_state.veiled(shield):
                 text = self._render(
                     adapted,
                     tools=tools,
@@ -92,9 +92,10 @@ class JinjaTemplate:
                     **kwargs,
                 )
         except TemplateError as error:
+            words = shield.reveal(str(error))
             if path := broken_arguments(messages):
-                raise TemplateError(f"{path} is no JSON object, which this chat template needs: {error}") from None
-            raise
+                words = f"{path} is no JSON object, which this chat template needs: {words}"
+            raise TemplateError(words) from None
         if continue_final_message:
             text = _cut_at_tag(text)
         return shield.split(text)
@@ -130,7 +131,7 @@ def _words(source: str) -> tuple[set[str], set[str]]:
 
 
 def _today() -> str:
-    return environment.now().strftime("%Y-%m-%d")
+    return render_state.now().strftime("%Y-%m-%d")
 
 
 def _tagged(message: dict[str, Any]) -> dict[str, Any]:
