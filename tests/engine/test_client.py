@@ -7,12 +7,14 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.client import EngineClient, EngineDead, EngineProcess, RequestStream
-from engine.messages import EngineConfig, EngineInfo, FinishReason, SequenceOutput, Stats
+from engine.messages import EngineConfig, EngineInfo, FinishReason, GrammarSpec, SequenceOutput, Stats
+from tests.fakes import small_tokenizers
 from tests.fakes.driver import request
 
 Start = Callable[..., tuple[EngineProcess, EngineInfo]]
@@ -46,10 +48,16 @@ def engine(start: Start) -> tuple[EngineProcess, EngineInfo]:
 async def client(engine: tuple[EngineProcess, EngineInfo]) -> AsyncIterator[EngineClient]:
     client = EngineClient(*engine)
     yield client
-    while (stats := await client.stats()).num_running:
-        await asyncio.sleep(0.01)
-    assert (stats.num_waiting, stats.num_free_pages) == (0, stats.num_pages)
+    stats = await idle(client)
+    assert stats.num_free_pages == stats.num_pages
     await client.close()
+
+
+async def idle(client: EngineClient) -> Stats:
+    """Waits until the engine has nothing left to do."""
+    while (stats := await client.stats()).num_running or stats.num_waiting:
+        await asyncio.sleep(0.01)
+    return stats
 
 
 async def read(stream: RequestStream) -> tuple[list[int], SequenceOutput]:
@@ -79,8 +87,7 @@ async def test_a_reader_that_does_not_read_holds_up_nobody(client: EngineClient)
 
 async def test_tokens_that_were_not_read_yet_are_merged(client: EngineClient) -> None:
     stream = client.submit(request("r", [0], 50))
-    while (await client.stats()).num_running:
-        await asyncio.sleep(0.01)
+    await idle(client)
     outputs = stream.pending()
     assert [token for output in outputs for token in output.token_ids] == list(range(1, 51))
     assert len(outputs) == 3, "the first (with its counts), all between, the last (with its reason)"
@@ -145,6 +152,17 @@ async def test_an_error_of_one_request(start: Start) -> None:
     await client.close()
 
 
+async def test_a_grammar_is_compiled_while_the_engine_sleeps_and_wakes_it(start: Start, tmp_path: Path) -> None:
+    tokenizer = small_tokenizers.byte_level_bpe()
+    small_tokenizers.save(tokenizer, tmp_path)
+    word = tokenizer.encode("ab", add_special_tokens=False).ids
+    client = EngineClient(*start({"rules": [{"token_ids": word}]}, tokenizer_path=str(tmp_path)))
+    stream = client.submit(request("r", [1], 100, grammar=GrammarSpec("regex", "ab")))
+    tokens, last = await asyncio.wait_for(read(stream), 30)
+    assert (tokens, last.finish) == (word, FinishReason.STOP)
+    await client.close()
+
+
 async def test_a_thousand_requests_at_once(start: Start) -> None:
     client = EngineClient(*start(max_num_seqs=64, max_num_queued=900))
     streams = [client.submit(request(f"r{i}", [i * 40], 10)) for i in range(1000)]
@@ -192,8 +210,7 @@ async def test_close_ends_open_streams_and_aborts_their_requests(engine: tuple[E
     assert (await read(stream))[1].finish is FinishReason.ABORT
     assert (await read(client.submit(request("late", [1], 5))))[1].finish is FinishReason.ERROR
     second = EngineClient(*engine)
-    while (after := await second.stats()).num_running:
-        await asyncio.sleep(0.01)
+    after = await idle(second)
     assert after.finished["abort"] == before.finished.get("abort", 0) + 1
     await second.close()
 
@@ -228,8 +245,7 @@ async def test_the_event_loop_stays_free_while_tokens_arrive(client: EngineClien
     for i in range(200):
         client.submit(request(f"r{i}", [i], 300))
     late = []
-    await client.stats()  # all have arrived
-    while (await client.stats()).num_running:
+    while (stats := await client.stats()).num_running or stats.num_waiting:
         began = time.monotonic()
         await asyncio.sleep(0.01)
         late.append(time.monotonic() - began - 0.01)
