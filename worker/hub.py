@@ -78,7 +78,8 @@ def cached_snapshots(name: str, revision: str | None, caches: Sequence[Path]) ->
 def missing_files(folder: Path, needs: Needs) -> str | None:
     """The first file that a model's folder should have and has not. Links into nothing count as missing."""
     if needs == "tokenizer":
-        return None if (folder / "tokenizer.json").exists() or any(folder.glob("*.model")) else "tokenizer.json"
+        known = (folder / "tokenizer.json", *folder.glob("*.model"), *folder.glob("*.tiktoken"))
+        return None if any(file.exists() for file in known) else "tokenizer.json"
     if not (folder / "config.json").exists():
         return "config.json"
     if needs == "config":

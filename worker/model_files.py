@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from worker import hub
+from worker import hub, legacy_tokenizers
 from worker.errors import SettingsError
 from worker.settings import Settings
 
@@ -54,6 +54,10 @@ class ModelFiles:
 
     @classmethod
     def read(cls, folder: Path, tokenizer_folder: Path, settings: Settings) -> ModelFiles:
+        try:
+            tokenizer_folder = legacy_tokenizers.converted(tokenizer_folder)
+        except ValueError as error:
+            raise SettingsError(f"the tokenizer of {settings.model} cannot be used: {error}") from None
         config = {**_json(folder / "config.json"), **settings.hf_overrides}
         if isinstance(text_config := config.get("text_config"), dict):
             config = {**config, **text_config}

@@ -75,7 +75,7 @@ def _flat(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 @lru_cache(maxsize=1)
-def _byte_of_char() -> dict[str, int]:
+def byte_of_char() -> dict[str, int]:
     """The byte-level alphabet: printable bytes stand for themselves, the rest for U+0100 onwards, in order."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
@@ -83,9 +83,9 @@ def _byte_of_char() -> dict[str, int]:
 
 
 def _byte_level(token: str) -> bytes:
-    byte_of_char = _byte_of_char()
+    table = byte_of_char()
     try:
-        return bytes([byte_of_char[char] for char in token])
+        return bytes([table[char] for char in token])
     except KeyError:  # an added token is kept as plain text
         return token.encode("utf-8")
 
