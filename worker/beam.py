@@ -74,7 +74,7 @@ class BeamSearch:
             tops = await asyncio.gather(*[expand(beam) for beam in self.living])
             self._advance(tops, length)
             if not self.living or self._is_decided(length):
-                break
+                return self.ended
         cut_off = [replace(beam, finish=FinishReason.LENGTH) for beam in self.living]
         return self._ranked([*self.ended, *cut_off])
 
