@@ -34,6 +34,7 @@ from engine.bounds import GrammarError as GrammarError
 from engine.bounds import check_lark, check_pattern
 from engine.messages import GrammarSpec
 from engine.schema import bounded, children
+from engine.schema import check_whitespace as check_whitespace
 
 MAX_SOURCE_CHARS = 500_000
 MAX_CACHED = 64  # compiled grammars kept by a compiler

@@ -22,6 +22,7 @@ class ModelFiles:
     tokenizer_folder: Path
     config: dict[str, Any]  # config.json; of a multimodal model its text part is merged in
     generation_config: dict[str, Any]  # generation_config.json, {} where there is none
+    tokenizer_config: dict[str, Any]  # tokenizer_config.json, {} where there is none
 
     @property
     def model_type(self) -> str:
@@ -61,7 +62,13 @@ class ModelFiles:
         config = {**_json(folder / "config.json"), **settings.hf_overrides}
         if isinstance(text_config := config.get("text_config"), dict):
             config = {**config, **text_config}
-        return cls(folder, tokenizer_folder, config, _json(folder / "generation_config.json"))
+        return cls(
+            folder,
+            tokenizer_folder,
+            config,
+            _json(folder / "generation_config.json"),
+            _json(tokenizer_folder / "tokenizer_config.json"),
+        )
 
 
 def caches(settings: Settings) -> list[Path]:

@@ -7,7 +7,7 @@ It is what decides that a stop string ended the text. Knows no requests, chunks 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from engine.messages import FinishReason, SequenceOutput, TokenLogprobs
 from worker.detokenizer import Detokenizer
@@ -62,14 +62,10 @@ class OutputPipeline:
         detokenizer: Detokenizer,
         parser: Parser | None = None,
         rules: StopRules | None = None,
-        *,
-        hidden: frozenset[str] = frozenset(),
     ) -> None:
-        """`hidden`: special tokens that the detokenizer keeps for the parser and that no client must see."""
         self._detokenizer = detokenizer
         self._parser = parser
         self._rules = rules or StopRules()
-        self._hidden = hidden
         self._reasoning = False  # whether the last text that came out was reasoning
 
     def feed(self, output: SequenceOutput) -> Step:
@@ -116,25 +112,10 @@ class OutputPipeline:
         deltas = self._parser.feed(text) if text else []
         if last:
             deltas = [*deltas, *self._parser.close()]
-        return tuple(merge(_without(self._hidden, deltas)))
+        return tuple(merge(deltas))
 
     def _count_reasoning(self, deltas: Sequence[Delta], num_tokens: int) -> int:
         """A step's tokens count as reasoning if its text is, or, without text, if the text before was."""
         if deltas:
             self._reasoning = isinstance(deltas[-1], Reasoning)
         return num_tokens if self._reasoning or (deltas and isinstance(deltas[0], Reasoning)) else 0
-
-
-def _without(hidden: frozenset[str], deltas: Sequence[Delta]) -> list[Delta]:
-    """A marker that a model wrote where it means nothing is no text for a client."""
-    cleaned: list[Delta] = []
-    for delta in deltas:
-        if isinstance(delta, Content | Reasoning):
-            text = delta.text
-            for marker in hidden:
-                text = text.replace(marker, "")
-            if not text:
-                continue
-            delta = replace(delta, text=text)
-        cleaned.append(delta)
-    return cleaned

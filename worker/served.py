@@ -13,10 +13,13 @@ from templates import ChatTemplates, TemplateError
 from worker import VERSION, sampling
 from worker.errors import ModelNotFound, SettingsError
 from worker.model_files import ModelFiles
+from worker.parsers import registry
+from worker.parsers.registry import Formats, UnknownFormat
 from worker.prompts import Prompt, PromptBuilder
 from worker.protocol.requests import ChatCompletionRequest
 from worker.protocol.validation import quote
 from worker.settings import Settings, public_name
+from worker.structured import OutputFormats
 from worker.tokenizer import Tokenizer, TokenizerError
 
 
@@ -65,6 +68,7 @@ class ServedModel:
             max_logprobs=settings.max_logprobs,
         )
         self.prompts = PromptBuilder(self.tokenizer, self.templates, self.sampling, settings)
+        self.outputs = OutputFormats(_formats(text, settings), self.tokenizer)
 
     @property
     def root(self) -> str:
@@ -105,6 +109,8 @@ class ServedModel:
             "stop_token_ids": sorted(self.sampling.stop_ids),
             "stop_tokens": [tokenizer.token_str(token_id) for token_id in sorted(self.sampling.stop_ids)],
             "stop": list(self.templates.stop.words),
+            "tool_call_parser": self.outputs.formats.tool,
+            "reasoning_parser": self.outputs.formats.reasoning,
         }
 
 
@@ -115,3 +121,17 @@ def _stop_ids(text: ModelText) -> frozenset[int]:
         if (token_id := text.tokenizer.token_id(token)) is not None:
             ids.add(token_id)
     return frozenset(ids)
+
+
+def _formats(text: ModelText, settings: Settings) -> Formats:
+    """What the operator named, else what the template shows. Raises SettingsError."""
+    try:
+        return registry.formats(
+            text.templates.text,
+            text.files.model_type,
+            response_template=text.files.tokenizer_config.get("response_template"),
+            tool=settings.tool_call_parser,
+            reasoning=settings.reasoning_parser,
+        )
+    except UnknownFormat as error:
+        raise SettingsError(str(error)) from None

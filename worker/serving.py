@@ -22,7 +22,7 @@ from worker.answers.completion import CompletionRules, StreamedCompletion, Whole
 from worker.answers.native import NativeStream, NativeWhole
 from worker.beam import BeamGeneration, BeamOptions
 from worker.detokenizer import Detokenizer
-from worker.errors import BadRequest, RateLimited, WorkerError
+from worker.errors import RateLimited, WorkerError
 from worker.generation import Candidate, Generation, ranked
 from worker.jobs import Operation
 from worker.logprobs import LogprobFormat
@@ -34,6 +34,7 @@ from worker.protocol.responses import Head, new_id
 from worker.protocol.validation import fail
 from worker.sampling import sampling_params
 from worker.served import ServedModel
+from worker.structured import OutputPlan
 
 log = logging.getLogger("worker")
 
@@ -97,19 +98,21 @@ class Answer:
         name = model.resolve(request.model)
         self._refuse_what_cannot_be(request)
         prompt = await model.prompts.chat(request)
+        plan = await model.outputs.plan(request, prompt)
         head = Head.chat(name, request.request_id, model.fingerprint)
         frame = self._frame(request, head, send)
         rules = ChatRules(request, frame, model.answer_role(request))
         writer: Writer = self._native_writer(request, frame, 1) or (
             StreamedChat(rules, prompt) if request.stream else WholeChat(rules, prompt)
         )
-        await self._generate(request, [prompt], writer)
+        await self._generate(request, [prompt], plan, writer)
 
     async def _completions(self, request: CompletionRequest, send: Send) -> None:
         model = self._model
         name = model.resolve(request.model)
         self._refuse_what_cannot_be(request)
         prompts = await model.prompts.completions(request)
+        plan = await model.outputs.plan_completion(request.constraint)
         head = Head.completion(name, request.request_id, model.fingerprint)
         frame = self._frame(request, head, send)
         append = not model.prompts.fills_in
@@ -117,18 +120,18 @@ class Answer:
         writer: Writer = self._native_writer(request, frame, len(prompts)) or (
             StreamedCompletion(rules) if request.stream else WholeCompletion(rules)
         )
-        await self._generate(request, prompts, writer)
+        await self._generate(request, prompts, plan, writer)
 
-    async def _generate(self, request: AnyRequest, prompts: Sequence[Prompt], writer: Writer) -> None:
+    async def _generate(self, request: AnyRequest, prompts: Sequence[Prompt], plan: OutputPlan, writer: Writer) -> None:
         params = [self._params(request, prompt) for prompt in prompts]
         client = self._serving.client()
         if request.use_beam_search:
-            candidates = self._candidates(request, prompts, params, request.n)
+            candidates = self._candidates(request, prompts, plan, params, request.n)
             options = BeamOptions(request.n, request.num_sequences, request.length_penalty, request.early_stopping)
             self._generation = BeamGeneration(client, candidates, options)
             await self._generation.run(writer.step)
         else:
-            candidates = self._candidates(request, prompts, params, request.num_sequences)
+            candidates = self._candidates(request, prompts, plan, params, request.num_sequences)
             self._generation = generation = Generation(client, candidates, request.stream_interval)
             if request.num_sequences > request.n:
                 await ranked(generation, len(prompts), request.n, writer.step)
@@ -150,11 +153,14 @@ class Answer:
         return replace(params, logprobs=params.logprobs or 0) if ranks else params
 
     def _candidates(
-        self, request: AnyRequest, prompts: Sequence[Prompt], params: Sequence[SamplingParams], per_prompt: int
+        self,
+        request: AnyRequest,
+        prompts: Sequence[Prompt],
+        plan: OutputPlan,
+        params: Sequence[SamplingParams],
+        per_prompt: int,
     ) -> list[Candidate]:
         run_id = new_id()
-        constraint = request.constraint
-        spec = None if constraint is None else constraint.spec
         return [
             Candidate(
                 Request(
@@ -164,16 +170,16 @@ class Answer:
                     choice=choice,
                     priority=request.priority,
                     cache_salt=request.cache_salt,
-                    grammar=spec,
+                    grammar=plan.grammar,
                 ),
-                self._pipeline(request, prompt),
+                self._pipeline(request, prompt, plan),
                 place,
             )
             for place, prompt in enumerate(prompts)
             for choice in range(per_prompt)
         ]
 
-    def _pipeline(self, request: AnyRequest, prompt: Prompt) -> OutputPipeline:
+    def _pipeline(self, request: AnyRequest, prompt: Prompt, plan: OutputPlan) -> OutputPipeline:
         model = self._model
         ends = () if request.ignore_eos else model.stop_words(prompt)
         detokenizer = Detokenizer(
@@ -184,10 +190,11 @@ class Answer:
             include_stop_str=request.include_stop_str_in_output,
             min_tokens=request.min_tokens,
             previous=prompt.previous,
+            keep=plan.keep,
         )
         own_ids = set(request.stop_token_ids) - (set() if request.ignore_eos else model.sampling.stop_ids)
         rules = StopRules(frozenset([*request.stop, *own_ids]), request.include_stop_str_in_output)
-        return OutputPipeline(detokenizer, None, rules)
+        return OutputPipeline(detokenizer, plan.parser and plan.parser(), rules)
 
     def _frame(self, request: AnyRequest, head: Head, send: Send) -> Frame:
         model = self._model
@@ -221,11 +228,8 @@ class Answer:
             for name, nothing in _NOT_WITH_BEAMS.items():
                 if getattr(request, name) not in (nothing, 1.0 if name == "repetition_penalty" else nothing):
                     fail(name, "cannot be combined with use_beam_search")
-        if request.constraint is not None:
-            fail(request.constraint.param, "is not supported by this server yet", "unsupported_parameter")
-        if isinstance(request, ChatCompletionRequest) and request.choice_of_tools.kind != "none":
-            param = "functions" if request.legacy_functions else "tools"
-            raise BadRequest(f"{param} cannot be called by this server yet", param=param, code="unsupported_parameter")
+            if request.constraint is not None:
+                fail(request.constraint.param, "cannot be combined with use_beam_search")
 
     def _note(self, params: SamplingParams, num_choices: int) -> None:
         """One line of log and the metrics of a request that was answered."""

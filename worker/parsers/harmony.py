@@ -31,7 +31,6 @@ class Harmony(Machine):
         super().__init__()
         self.tools = tools
         self.count = 0
-        self.thinking = False
         self._separator: dict[type[Content] | type[Reasoning], str] = {Content: "", Reasoning: ""}
 
     def run(self) -> Steps[None]:
@@ -58,8 +57,7 @@ class Harmony(Machine):
         channel = header.partition(_CHANNEL)[2].split("<")[0].split()[:1]
         if recipient and recipient[1] in self.tools and (yield from self._call(recipient[1])):
             return
-        self.thinking = channel == ["analysis"]
-        kind = Reasoning if self.thinking else Content
+        kind = Reasoning if channel == ["analysis"] else Content
         said = False
 
         def say(text: str) -> None:
@@ -72,7 +70,6 @@ class Harmony(Machine):
             self._separator[kind] = "\n"
         if end == _START:
             self.source.unread(end)
-        self.thinking = False
 
     def _call(self, name: str) -> Steps[bool]:
         """A call with the arguments that come next. -> False if they are no JSON object."""

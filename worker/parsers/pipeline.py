@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
-
-from engine.messages import FinishReason
-from worker.parsers.base import Content, Delta, Parser, Reasoning, ToolCallStart
+from worker.parsers.base import Content, Delta, Parser, Reasoning
 from worker.parsers.source import Machine, Steps
-
-
-@runtime_checkable
-class Thinker(Protocol):
-    thinking: bool
 
 
 class Pipeline:
@@ -23,23 +15,12 @@ class Pipeline:
         reasoning: Parser | None = None,
         tools: Parser | None = None,
         hidden: tuple[str, ...] = (),
-        parallel: bool = True,
-        stop: tuple[str, ...] = (),
     ) -> None:
-        """`hidden`: texts of special tokens, removed from content and reasoning. `parallel`: more than one call may be
-        made; if not, those after the first are left out. `stop`: stop strings that the format needs."""
+        """`hidden`: texts of special tokens, removed from content and reasoning."""
         self._stages = [parser for parser in (reasoning, tools) if parser is not None]
         self.markers = frozenset().union(*(parser.markers for parser in self._stages))
-        self.stop = stop
-        self.calls = 0  # begun so far
-        self._parallel = parallel
         self._hidden = hidden
         self._hiders: dict[type[Content] | type[Reasoning], _Hider] = {}
-
-    @property
-    def thinking(self) -> bool:
-        """Whether the text that comes next is reasoning, as far as is known: for counting reasoning tokens."""
-        return any(stage.thinking for stage in self._stages if isinstance(stage, Thinker))
 
     def feed(self, text: str) -> list[Delta]:
         return self._finished(self._through(0, [Content(text)] if text else []))
@@ -64,10 +45,8 @@ class Pipeline:
         for delta in deltas:
             if isinstance(delta, Content | Reasoning):
                 finished += self._shown(delta)
-            elif self._parallel or delta.index == 0:
-                finished += self._shown_rest()
-                self.calls += isinstance(delta, ToolCallStart)
-                finished.append(delta)
+            else:
+                finished += [*self._shown_rest(), delta]
         return finished
 
     def _shown(self, delta: Content | Reasoning) -> list[Delta]:
@@ -103,13 +82,3 @@ class _Hider(Machine):
     def _say(self, text: str) -> None:
         if text:
             self.emit(Content(text))
-
-
-def finish_reason(finish: FinishReason, *, calls: int, named: bool = False, legacy: bool = False) -> str:
-    """OpenAI's word for how a choice ended. A call cut by the token limit is `length`; an answer that was made to call
-    one given tool (`named`) ends with `stop`; `legacy` is the dialect of functions / function_call."""
-    if finish is not FinishReason.STOP:
-        return str(finish.value)
-    if not calls or named:
-        return "stop"
-    return "function_call" if legacy else "tool_calls"

@@ -85,7 +85,6 @@ class ReasoningParser(Machine):
         self._trial = trial
         self._space = ""  # at the end of the thoughts so far
         self._thought = False  # something was emitted
-        self.thinking = inside  # the text that comes next is reasoning
 
     def run(self) -> Steps[None]:
         tags = self._tags
@@ -104,10 +103,7 @@ class ReasoningParser(Machine):
                 self.source.rewind()
             else:
                 self.source.forget()
-            self.thinking = True
-            closed = yield from self._thoughts()
-            self.thinking = False
-            if not closed:
+            if not (yield from self._thoughts()):
                 return
         yield from self.source.space()
         yield from self._answer()

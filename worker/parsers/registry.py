@@ -25,7 +25,7 @@ from worker.parsers.names import (
 )
 from worker.parsers.pipeline import Pipeline
 from worker.parsers.reasoning import FAMILIES, ReasoningParser
-from worker.parsers.response_template import ResponseTemplateParser
+from worker.parsers.response_template import ResponseTemplateParser, supported
 from worker.parsers.tool_parser import ToolParser, Tools
 from worker.parsers.tools.deepseek import DeepSeek, DeepSeekV31
 from worker.parsers.tools.gemma import FunctionGemma, Gemma4
@@ -94,6 +94,30 @@ def detect(template_source: str, model_type: str = "") -> tuple[str | None, str 
     return tool, reasoning
 
 
+def formats(
+    template_source: str,
+    model_type: str = "",
+    *,
+    response_template: Any = None,
+    tool: str | None = None,
+    reasoning: str | None = None,
+) -> Formats:
+    """A model's formats: `tool` and `reasoning` where the operator names them (TOOL_CALL_PARSER, REASONING_PARSER),
+    else what the chat template shows, else the checkpoint's own description. Raises UnknownFormat."""
+    shown_tool, shown_reasoning = detect(template_source, model_type)
+    if shown_tool is None and response_template is not None and supported(response_template):
+        shown_tool = shown_reasoning = RESPONSE_TEMPLATE
+    found = Formats(
+        tool_format(tool) if tool else shown_tool,
+        reasoning_format(reasoning) if reasoning else shown_reasoning,
+        response_template,
+    )
+    for name, variable in ((found.tool, "TOOL_CALL_PARSER"), (found.reasoning, "REASONING_PARSER")):
+        if name == RESPONSE_TEMPLATE and not supported(response_template):
+            raise UnknownFormat(f"{variable}: the model has no response_template that can be read")
+    return found
+
+
 def tool_format(name: str) -> str:
     """A tool format by its name or alias. Raises UnknownFormat."""
     return _known(name, {**FORMATS, HARMONY: None, RESPONSE_TEMPLATE: None}, TOOL_ALIASES, "tool call")
@@ -117,7 +141,6 @@ def pipeline(
     prompt: str = "",
     prefill: str = "",
     special_tokens: tuple[str, ...] = (),
-    parallel: bool = True,
 ) -> Pipeline:
     """The parser of one output. `tools`: those that may be called, {} = none. `prompt`: the rendered prompt; `prefill`:
     its end, if that is a begun answer. `special_tokens`: texts of the tokenizer's, those that show are removed."""
@@ -129,8 +152,7 @@ def pipeline(
         stages = _stages(formats, tools, prompt, prefill)
     seen = [parser for parser in stages.values() if parser is not None]
     hidden = tuple(token for token in special_tokens if any(wants(parser, token) for parser in seen))
-    stop = FORMATS[formats.tool].stop if tools and formats.tool in FORMATS else ()
-    return Pipeline(**stages, hidden=hidden, parallel=parallel, stop=stop)
+    return Pipeline(**stages, hidden=hidden)
 
 
 def _stages(formats: Formats, tools: Tools, prompt: str, prefill: str) -> dict[str, Any]:

@@ -45,8 +45,6 @@ class ResponseTemplateParser:
         self._region = ""  # the text of the calls being read
         self._space: dict[str, str] = {}  # by field: at the end of what was said
         self.markers = frozenset(_literals(template))
-        last = self._parser.initial_events[-1:]
-        self.thinking = any(event["type"] != "region_close" and event["field"] in _REASONING for event in last)
         self._failed = False
 
     def feed(self, text: str) -> list[Delta]:
@@ -71,7 +69,6 @@ class ResponseTemplateParser:
 
     def _event(self, event: dict[str, Any]) -> list[Delta]:
         field = event["field"]
-        self.thinking = field in _REASONING and event["type"] != "region_close"
         if event["type"] == "region_chunk":
             return self._chunk(field, event["text"])
         if event["type"] == "region_close" and field == _CALLS:

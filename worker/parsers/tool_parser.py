@@ -31,10 +31,11 @@ class NotACall(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How the model writes a call with JSON arguments, for constraining it: NAME stands for the tool's name."""
+    """How the model writes a call, for constraining it: NAME stands for the tool's name."""
 
-    before: str  # the arguments
+    before: str  # the arguments: a JSON object, or parameters
     after: str = ""
+    parameter: tuple[str, str] | None = None  # around each value, if arguments are parameters: KEY stands for its name
     first: str = ""  # before all calls
     between: str = ""
     last: str = ""  # after all calls
@@ -49,8 +50,8 @@ class ToolParser(Machine):
     opens: ClassVar[tuple[str, ...]] = ()  # before all calls
     closes: ClassVar[tuple[str, ...]] = ()  # after all calls
     inner: ClassVar[tuple[str, ...]] = ()  # further markers within a call
-    stop: ClassVar[tuple[str, ...]] = ()  # stop strings that the format needs
-    shape: ClassVar[Shape | None] = None
+    shape: ClassVar[Shape | None] = None  # None: cannot be constrained in its own form
+    trigger: ClassVar[str | None] = None  # what the shape begins with, if that is never written but for a call
 
     def __init__(self, tools: Tools) -> None:
         super().__init__()

@@ -32,7 +32,6 @@ UNSUPPORTED: dict[str, Refusal] = {
     "return_token_offsets": ((False,), _NOT_HERE),
     "thinking_token_budget": ((-1,), _NOT_HERE),
     "repetition_detection": ((), _NOT_HERE),
-    "guided_whitespace_pattern": ((), _NOT_HERE),
 }
 
 

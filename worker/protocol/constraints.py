@@ -5,11 +5,12 @@ Only the shape is checked here; whether a schema, pattern or grammar can be comp
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 
+from engine.grammar import GrammarError, check_whitespace
 from engine.messages import GrammarSpec
 from worker.protocol.validation import check_json, fail, kind, quote
 
@@ -24,8 +25,9 @@ GUIDED = {
     "guided_json_object": "json_object",
 }
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
-# Options of structured_outputs that change the text allowed and that the grammar engine has no switch for.
-_OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern", "structural_tag")
+WHITESPACE = "guided_whitespace_pattern"
+# Options of structured_outputs that narrow what JSON may look like.
+_JSON_OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +38,18 @@ class Constraint:
 
 def normal_constraint(fields: dict[str, Any]) -> Constraint | None:
     """The one constraint among `fields` (the request's response_format, structured_outputs and guided_*)."""
+    pattern = fields.get(WHITESPACE)
     found = [
         constraint
         for name, value in fields.items()
-        if (constraint := _RESPONSE[name](value) if name in _RESPONSE else _guided(name, value)) is not None
+        if name != WHITESPACE
+        and (constraint := _RESPONSE[name](value) if name in _RESPONSE else _guided(name, value)) is not None
     ]
     if len(found) > 1:
         fail(found[1].param, f"cannot be combined with {found[0].param}: give one constraint")
-    return found[0] if found else None
+    if pattern is None or not found:
+        return found[0] if found else None
+    return replace(found[0], spec=_narrowed(found[0].spec, {"whitespace_pattern": pattern}, ""))
 
 
 def _response_format(value: Any) -> Constraint | None:
@@ -70,13 +76,46 @@ def _structured_outputs(value: Any) -> Constraint | None:
     if not isinstance(value, dict):
         fail(param, f"must be an object, got {kind(value)}", "invalid_type")
     given = {key: entry for key, entry in value.items() if entry is not None and entry is not False}
-    for option in _OPTIONS:
-        if option in given:
-            fail(f"{param}.{option}", "is not supported", "unsupported_parameter")
+    if "structural_tag" in given:
+        fail(f"{param}.structural_tag", "is not supported", "unsupported_parameter")
     kinds = [key for key in _KINDS if key in given]
     if len(kinds) != 1:
         fail(param, f"must hold exactly one of {', '.join(_KINDS)}, got {', '.join(kinds) or 'none'}")
-    return _constraint(kinds[0], given[kinds[0]], f"{param}.{kinds[0]}")
+    constraint = _constraint(kinds[0], given[kinds[0]], f"{param}.{kinds[0]}")
+    options = {option: given[option] for option in _JSON_OPTIONS if option in given}
+    return replace(constraint, spec=_narrowed(constraint.spec, options, f"{param}."))
+
+
+def _narrowed(spec: GrammarSpec, options: dict[str, Any], path: str) -> GrammarSpec:
+    """A JSON constraint with the options written into its schema, where the grammar engine looks for them."""
+    if not options:
+        return spec
+    if spec.kind not in ("json_schema", "json_object"):
+        fail(f"{path}{next(iter(options))}" if path else WHITESPACE, "needs a constraint to JSON")
+    schema = orjson.loads(spec.source) if spec.source else {"type": "object"}
+    if "disable_additional_properties" in options:
+        schema = _closed(schema)
+    if "disable_any_whitespace" in options:
+        schema["x-guidance"] = {"whitespace_flexible": False}
+    elif "whitespace_pattern" in options:
+        pattern = options["whitespace_pattern"]
+        try:
+            check_whitespace(pattern)
+        except GrammarError as error:
+            fail(f"{path}whitespace_pattern" if path else WHITESPACE, error.message)
+        schema["x-guidance"] = {"whitespace_pattern": pattern}
+    return GrammarSpec("json_schema", orjson.dumps(schema).decode())
+
+
+def _closed(schema: Any) -> Any:
+    """The schema in which objects have no properties but those that are named."""
+    if isinstance(schema, list):
+        return [_closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = ("const", "enum", "default", "examples")
+    closed = {key: value if key in kept else _closed(value) for key, value in schema.items()}
+    return {"additionalProperties": False, **closed} if isinstance(schema.get("properties"), dict) else closed
 
 
 def _guided(name: str, value: Any) -> Constraint | None:

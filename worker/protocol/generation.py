@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from worker.protocol.body import Body
-from worker.protocol.constraints import GUIDED, Constraint, normal_constraint
+from worker.protocol.constraints import GUIDED, WHITESPACE, Constraint, normal_constraint
 from worker.protocol.fields import (
     Flag,
     Object,
@@ -144,6 +144,7 @@ class Generation(Body):
     guided_choice: Any = None
     guided_grammar: Any = None
     guided_json_object: Any = None
+    guided_whitespace_pattern: Any = None
 
     # checked, kept, and without effect here
     user: Annotated[str | None, string(1024)] = None
@@ -161,7 +162,7 @@ class Generation(Body):
 
     @cached_property
     def constraint(self) -> Constraint | None:
-        names = ("response_format", "structured_outputs", *GUIDED)
+        names = ("response_format", "structured_outputs", *GUIDED, WHITESPACE)
         return normal_constraint({name: value for name in names if (value := getattr(self, name)) is not None})
 
     @property

@@ -3,7 +3,7 @@ lines, arguments or none."""
 
 from worker.parsers.parameters import ParameterParser
 from worker.parsers.source import Steps
-from worker.parsers.tool_parser import NotACall
+from worker.parsers.tool_parser import NotACall, Shape
 
 _KEY, _KEY_END, _VALUE, _VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
 
@@ -12,6 +12,12 @@ class Glm45(ParameterParser):
     starts = ("<tool_call>",)
     ends = ("</tool_call>",)
     inner = (_KEY, _KEY_END, _VALUE, _VALUE_END)
+    shape = Shape(
+        "<tool_call>NAME\n",
+        "</tool_call>",
+        parameter=("<arg_key>KEY</arg_key>\n<arg_value>", "</arg_value>\n"),
+        between="\n",
+    )
 
     def call(self, start: str) -> Steps[None]:
         head: list[str] = []

@@ -5,7 +5,7 @@ import re
 
 from worker.parsers.parameters import ParameterParser
 from worker.parsers.source import Steps
-from worker.parsers.tool_parser import NotACall
+from worker.parsers.tool_parser import NotACall, Shape
 
 # Behind `name="`: the name, and further attributes.
 _ATTRIBUTES = re.compile(r'([^"]+)"(?:\s+string="(true|false)")?\s*')
@@ -50,6 +50,13 @@ class MiniMaxM2(Invoke):
     ends = ("</invoke>",)
     parameter = '<parameter name="'
     parameter_end = "</parameter>"
+    shape = Shape(
+        '<invoke name="NAME">\n',
+        "</invoke>\n",
+        parameter=('<parameter name="KEY">', "</parameter>\n"),
+        first="<minimax:tool_call>\n",
+        last="</minimax:tool_call>",
+    )
 
 
 class DeepSeekDsml(Invoke):

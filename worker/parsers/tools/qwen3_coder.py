@@ -3,7 +3,7 @@
 
 from worker.parsers.parameters import ParameterParser
 from worker.parsers.source import Steps
-from worker.parsers.tool_parser import NotACall
+from worker.parsers.tool_parser import NotACall, Shape
 
 _PARAMETER, _END = "<parameter=", "</parameter>"
 
@@ -13,6 +13,12 @@ class Qwen3Coder(ParameterParser):
     closes = ("</tool_call>",)
     starts = ("<function=",)
     ends = ("</function>",)
+    shape = Shape(
+        "<tool_call>\n<function=NAME>\n",
+        "</function>\n</tool_call>",
+        parameter=("<parameter=KEY>\n", "\n</parameter>\n"),
+        between="\n",
+    )
 
     def call(self, start: str) -> Steps[None]:
         head: list[str] = []

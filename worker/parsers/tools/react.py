@@ -3,7 +3,7 @@ r"""ReAct, for models without a tool format of their own:
     Thought: ...
     Action: NAME
     Action Input: {...}
-    Observation:            <- a stop string; the caller's answer comes here
+    Observation:            <- a stop string of such prompts; the caller's answer comes here
 
 A call is read to its end before it is announced: what turns out not to be one comes out as text."""
 
@@ -19,7 +19,7 @@ _FENCE = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.DOTALL)
 
 class ReAct(ToolParser):
     starts = ("\nAction:",)
-    stop = ("Observation:",)
+    trigger = "Action:"
     shape = Shape("Action: NAME\nAction Input: ", many=False)
 
     def bare(self) -> Steps[None]:

@@ -1,0 +1,163 @@
+"""Tools -> grammars of calls in the model's own form, so that arguments always parse and match their schemas.
+
+    must_call(form, tools, special)      the output is one or more calls
+    may_call(form, tools, special)       text, in which every call is right
+
+A form is a tool-call format that says how it is written (`Shape`). Knows no requests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from worker import lark
+from worker.parsers.tool_parser import Shape, Tools
+from worker.parsers.values import property_types
+
+MAX_MORE_CALLS = 15  # behind the first one
+# Keywords under which a string may be any text.
+_NO_LIMIT = frozenset({"type", "title", "description", "default", "examples", "deprecated"})
+_OBJECT: Mapping[str, Any] = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What is needed of a format: the parser's name in the registry, how it writes, what announces a call."""
+
+    name: str
+    shape: Shape
+    marks: tuple[str, ...] = ()  # never written but to begin a call
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    text: str
+    rules: tuple[str, ...] = ()
+
+
+def can_write(form: Form, tools: Tools) -> bool:
+    """Whether every possible call of `tools` can be written in this form."""
+    return form.shape.parameter is None or all(_plain_parameters(schema) for schema in tools.values())
+
+
+def must_call(form: Form, tools: Tools, special: Mapping[str, int], *, many: bool) -> Expression:
+    """At least one call, and nothing else."""
+    shape = form.shape
+    one = _calls(shape, tools, special, "")
+    more = lark.literal(shape.between, special)
+    repeat = f"({more} call){{0,{MAX_MORE_CALLS}}}" if many and shape.many else ""
+    start = f"{lark.literal(shape.first, special)} call {repeat} {lark.literal(shape.last, special)}"
+    return Expression(f"({start})", (f"call: {one.text}", *one.rules))
+
+
+def may_call(form: Form, tools: Tools, special: Mapping[str, int], *, many: bool) -> Expression:
+    """Any text; where it announces a call, a call follows."""
+    shape = form.shape
+    opening = shape.first + shape.before
+    mark = max((mark for mark in form.marks if opening.startswith(mark)), key=len, default="")
+    if not mark:  # the answer is calls or text, and its first character says which
+        calls = must_call(form, tools, special, many=many)
+        return Expression(f"(OTHER | {calls.text})?", (*calls.rules, f"OTHER: /[^{re.escape(opening[0])}\\s](.|\\n)*/"))
+    if mark in special:
+        announced, rules = f"TEXT <[{special[mark]}]>", [lark.TEXT]
+    else:
+        announced, rules = "announced", [lark.TEXT, f"announced[lazy]: TEXT {lark.literal(mark, {})}"]
+    first = _calls(shape, tools, special, mark)
+    calls_text = f"{announced} {first.text}"
+    if shape.last:
+        between = lark.literal(shape.between, special)
+        repeat = f" ({between} call){{0,{MAX_MORE_CALLS}}}" if shape.many and many else ""
+        calls_text += f"{repeat} {lark.literal(shape.last, special)}"
+        rules.append(f"call: {_calls(shape, tools, special, '').text}")
+    blocks = "block*" if shape.many and many else "block?"
+    return Expression(f"{blocks} TEXT", (*rules, f"block: {calls_text}", *first.rules))
+
+
+def _calls(shape: Shape, tools: Tools, special: Mapping[str, int], mark: str) -> Expression:
+    """One call of any of `tools`. `mark`: what has been written of the first one already."""
+    options: list[str] = []
+    rules: list[str] = []
+    for number, (name, schema) in enumerate(tools.items()):
+        before = (shape.first if mark else "") + shape.before.replace("NAME", name)
+        arguments = _arguments(shape, schema or _OBJECT, special, number)
+        after = lark.literal(shape.after, special)
+        options.append(f"{lark.literal(before.removeprefix(mark), special)} {arguments.text} {after}")
+        rules += arguments.rules
+    return Expression(lark.alternatives(options), tuple(rules))
+
+
+def _arguments(shape: Shape, schema: Mapping[str, Any], special: Mapping[str, int], number: int) -> Expression:
+    if shape.parameter is None:
+        return Expression(lark.json_value(schema))
+    texts: list[str] = []
+    rules: list[str] = []
+    required = schema.get("required") or ()
+    for place, (key, declared) in enumerate((schema.get("properties") or {}).items()):
+        before, after = (text.replace("KEY", key) for text in shape.parameter)
+        rule = f"value_{number}_{place}"
+        value = _value(key, declared, schema, after, special, rule)
+        text = f"{lark.literal(before, special)} {value.text}"
+        texts.append(text if key in required else f"({text})?")
+        rules += value.rules
+    return Expression(" ".join(texts), tuple(rules))
+
+
+def _value(
+    key: str, declared: Any, schema: Mapping[str, Any], after: str, special: Mapping[str, int], rule: str
+) -> Expression:
+    """The value of one parameter and what is behind it."""
+    end = lark.literal(after, special)
+    if (choices := _strings(declared)) is not None:
+        return Expression(f"{lark.alternatives(lark.literal(choice, {}) for choice in choices)} {end}")
+    if property_types(schema, key) == {"string"}:
+        return Expression(*_free_text(after, special, rule))
+    definitions = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    return Expression(f"{lark.json_value({**definitions, **declared})} {end}")
+
+
+def _free_text(after: str, special: Mapping[str, int], rule: str) -> tuple[str, tuple[str, ...]]:
+    """Any text up to the tag, and the space behind it. (New lines before the tag are not part of the value.)"""
+    tag = after.strip()
+    text, rules = lark.up_to(tag, special, rule)
+    return f"{text} {lark.literal(after.partition(tag)[2], special)}", (rules,)
+
+
+def _plain_parameters(schema: Mapping[str, Any] | None) -> bool:
+    """Whether the arguments can stand as parameters: each a free or enumerated string, or no string at all."""
+    if schema is None or not isinstance(schema.get("properties", {}), Mapping) or "$ref" in schema:
+        return False
+    properties = schema.get("properties", {})
+    if not set(schema.get("required") or ()) <= set(properties) or _limits(schema) - _OBJECT_KEYWORDS:
+        return False
+    return all(_plain_value(key, declared, schema) for key, declared in properties.items())
+
+
+_OBJECT_KEYWORDS = frozenset(
+    "type properties required additionalProperties $defs definitions $schema $id strict".split()
+) | (_NO_LIMIT - {"type"})
+
+
+def _plain_value(key: str, declared: Any, schema: Mapping[str, Any]) -> bool:
+    if not isinstance(declared, Mapping) or "\n" in key or ">" in key:
+        return False
+    if (choices := _strings(declared)) is not None:
+        return all(choice and choice == choice.strip() for choice in choices)
+    types = property_types(schema, key)
+    return _limits(declared) <= _NO_LIMIT if types == {"string"} else bool(types) and "string" not in types
+
+
+def _strings(declared: Any) -> Sequence[str] | None:
+    """The values of an enumeration of strings."""
+    if not isinstance(declared, Mapping):
+        return None
+    values = declared.get("enum", [declared["const"]] if "const" in declared else None)
+    if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
+        return values if _limits(declared) <= _NO_LIMIT | {"enum", "const"} else None
+    return None
+
+
+def _limits(schema: Mapping[str, Any]) -> frozenset[str]:
+    return frozenset(schema)
