@@ -16,10 +16,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway import jsontext
-from gateway.asgi import read_body
+from gateway.body import read_json
 from gateway.broker import Broker
 from gateway.job import Job, Status
-from gateway.openai_api import require_json
 from worker.errors import BadRequest, WorkerError
 
 MAX_RUN_BYTES = 10_000_000
@@ -114,9 +113,7 @@ class JobApi:
         return job
 
     async def _submit(self, request: Request, id_prefix: str, limit: int, keep_s: float) -> Job:
-        require_json(request.headers)
-        body = await read_body(request.receive, limit)
-        value = jsontext.parse_request(body)
+        body, value = await read_json(request.receive, request.headers, limit)
         if not isinstance(value.get("input"), dict):
             raise BadRequest("'input' is required and must be an object", param="input")
         if value.get("webhook"):

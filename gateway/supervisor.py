@@ -18,6 +18,7 @@ import socket
 import sys
 import urllib.request
 from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ class Supervisor:
         self._starts = 0
         self._ready: dict[str, asyncio.Event] = {}
         self._drained = asyncio.Event()
+        self._announcing: asyncio.Task[None] | None = None
 
     async def run(self, stop: asyncio.Event, hurry: asyncio.Event) -> None:
         """Serves until `stop`. Raises Failed. Whatever happens, nothing is left behind; `hurry` cuts the manners."""
@@ -136,7 +138,7 @@ class Supervisor:
                 if ever_ready:
                     self._console.ready("the worker is ready again")
                 else:
-                    await self._announce()
+                    self._announcing = asyncio.create_task(self._announce())
                 failed_starts, ever_ready = 0, True
             code = await worker.wait()
             self._tell({"exited": worker_id, "clean": code == 0})
@@ -178,7 +180,7 @@ class Supervisor:
         """Says that it is ready, after one request has gone all the way."""
         model = await asyncio.to_thread(self._first_model)
         text = console.ready_text(
-            self._origin, model, self._console.seconds(), with_key=self._settings.api_key is not None
+            reachable(self._origin), model, self._console.seconds(), with_key=self._settings.api_key is not None
         )
         self._console.ready(text)
 
@@ -190,7 +192,7 @@ class Supervisor:
         try:
             with direct.open(request, timeout=60) as answer:
                 return str(json.load(answer)["data"][0]["id"])
-        except (OSError, ValueError, LookupError, TypeError) as error:
+        except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
             self._console.progress(f"warning: the worker does not list its model ({type(error).__name__})")
             return "default"
 

@@ -1,0 +1,41 @@
+"""A user's request body: bounded, said to be JSON, and an object."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import Receive
+
+from gateway import jsontext
+from gateway.asgi import read_body
+from worker.errors import BadRequest
+
+# Checking a larger body takes long enough to be noticed by every stream, so that is done beside the event loop.
+LARGE_BYTES = 1_000_000
+
+
+async def read_json(
+    receive: Receive, headers: Headers, limit: int, *, optional: bool = False
+) -> tuple[bytes, dict[str, Any]]:
+    """The body as it came and what it says. `optional`: none at all counts as {}. Raises WorkerError."""
+    body = await read_body(receive, limit)
+    if not body:
+        if optional:
+            return b"{}", {}
+        raise BadRequest("the request has no body: it takes a JSON object", code="invalid_json")
+    _require_json(headers)
+    if len(body) > LARGE_BYTES:
+        return body, await asyncio.to_thread(jsontext.parse_request, body)
+    return body, jsontext.parse_request(body)
+
+
+def _require_json(headers: Headers) -> None:
+    """Refuses bodies that do not say that they are JSON. This also keeps foreign web pages out: a browser asks for
+    permission before it sends JSON to another site, but not before it sends plain text."""
+    media_type = headers.get("content-type", "").split(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        shown = json.dumps(media_type[:80]) if media_type else "no content type"
+        raise BadRequest(f"the content type must be application/json, got {shown}", code="invalid_content_type")
