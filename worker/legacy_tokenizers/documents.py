@@ -94,13 +94,18 @@ def _normalizers(model: SentencePieceModel, user_defined: list[Document]) -> lis
     if model.charsmap:
         steps.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(model.charsmap).decode()})
     if model.remove_extra_whitespaces:
-        steps += [_replace({"Regex": r"\A +| +\z"}, ""), _replace({"Regex": " {2,}"}, " ")]
+        steps += [_replace({"Regex": r"\A +"}, ""), _replace({"Regex": " {2,}"}, " ")]
     if model.add_dummy_prefix:
-        # At the beginning of a text, but not of a user-defined token's own name, which is normalized too before it is
-        # looked for; chats use the tokens under other names, set between two marks (see `worker.tokenizer`).
+        steps.append({"type": "Prepend", "prepend": "▁"})
+    steps.append(_replace({"String": " "}, "▁"))
+    if model.remove_extra_whitespaces:
+        steps.append(_replace({"Regex": r"▁+\z"}, ""))  # at the end also marks that the text itself brings
+    if model.add_dummy_prefix and user_defined:
+        # The tokenizer normalizes the names of these tokens too, before it looks for them. In chats they have other
+        # names, set between two marks (see `worker.tokenizer`).
         names = "|".join([*(re.escape(token["content"]) for token in user_defined), "\ue000[^\ue001]*\ue001"])
-        steps.append(_replace({"Regex": rf"\A(?!(?:{names})?\z)"}, "▁"))
-    return [*steps, _replace({"String": " "}, "▁")]
+        steps.append(_replace({"Regex": rf"\A▁(?=(?:{names})\z)"}, ""))
+    return steps
 
 
 def _decoders(model: SentencePieceModel) -> list[Document]:
