@@ -18,21 +18,14 @@ from tests.clients.running import Outcomes
 # script -> the environment it runs in: the name of a file in locks/, or node
 _PYTHON_SCRIPTS = {
     "openai_chat.py": "openai",
-    "openai_tools.py": "openai",
     "openai_0_28.py": "openai_0_28",
-    "openai_0_28_functions.py": "openai_0_28",
     "langchain_chat.py": "langchain",
-    "langchain_tools.py": "langchain",
     "langchain_0_0_chat.py": "langchain_0_0",
-    "langchain_0_0_functions.py": "langchain_0_0",
     "llama_index_chat.py": "llama_index",
-    "llama_index_rag.py": "llama_index",
     "litellm_chat.py": "litellm",
-    "litellm_tools.py": "litellm",
     "instructor_chat.py": "instructor",
-    "instructor_models.py": "instructor",
 }
-_NODE_SCRIPTS = {"openai_npm_chat.mjs": "node", "openai_npm_tools.mjs": "node"}
+_NODE_SCRIPTS = {"openai_npm_chat.mjs": "node"}
 SCRIPTS = {HERE / "scripts" / name: environment for name, environment in _PYTHON_SCRIPTS.items()}
 SCRIPTS |= {NODE / name: environment for name, environment in _NODE_SCRIPTS.items()}
 
