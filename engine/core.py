@@ -95,7 +95,11 @@ class EngineCore:
         return self._take_messages()
 
     def stats(self) -> Stats:
-        return self._counters.snapshot(self.scheduler)
+        return self._counters.snapshot(self.scheduler, self._num_waiting)
+
+    @property
+    def _num_waiting(self) -> int:
+        return self.scheduler.num_waiting + len(self._compiling)
 
     # ---- commands
 
@@ -144,9 +148,8 @@ class EngineCore:
     def _refusal(self, request: Request) -> RequestError | None:
         if request.id in self._sequences:
             return RequestError("duplicate_id", f"A request with the id {request.id!r} is running already.")
-        num_queued = self.scheduler.num_waiting + len(self._compiling)
-        if num_queued >= self.max_num_queued:
-            wait_s = self._counters.retry_after_s(num_queued)
+        if self._num_waiting >= self.max_num_queued:
+            wait_s = self._counters.retry_after_s(self._num_waiting)
             return RequestError("queue_full", "Too many requests are waiting; try again later.", wait_s)
         return admission.check(request, self.max_len, self.vocab_size)
 

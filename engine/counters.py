@@ -57,10 +57,10 @@ class Counters:
         ends_per_s = len(self._recent_ends) / max(monotonic() - self._recent_ends[0], 1e-3)
         return min(max(num_waiting / ends_per_s, low), high)
 
-    def snapshot(self, scheduler: Scheduler) -> Stats:
+    def snapshot(self, scheduler: Scheduler, num_waiting: int) -> Stats:
         return Stats(
             num_running=len(scheduler.running),
-            num_waiting=scheduler.num_waiting,
+            num_waiting=num_waiting,
             num_pages=scheduler.pool.num_pages,
             num_free_pages=scheduler.pool.num_free,
             num_cached_pages=scheduler.pool.num_cached,
