@@ -67,10 +67,12 @@ class JinjaTemplate:
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
         allow_control_tokens: bool = False,
+        mixed_turns: bool = False,
     ) -> tuple[Piece, ...]:
-        """Raises TemplateError, with the template's own words where it refuses the messages."""
-        kwargs = {name: value for name, value in (kwargs or {}).items() if value is not None}
-        check_kwargs(kwargs)
+        """`mixed_turns`: assistant turns hold what tools said, so no reasoning is looked for in them.
+
+        Raises TemplateError, with the template's own words where it refuses the messages."""
+        kwargs = dict(kwargs or {})
         now = _moment(kwargs.pop("now", None)) if self._tells_time and "now" not in self.variables else None
         kwargs = {name: value for name, value in kwargs.items() if name in self.variables}
         adapted = adapt(messages, self.abilities)
@@ -78,7 +80,7 @@ class JinjaTemplate:
             tools = []
         shield = Shield(self._control, [adapted, tools, documents, kwargs])
         if not allow_control_tokens:
-            adapted = [shield.mask_message(message) for message in adapted]
+            adapted = [shield.mask_message(message, mixed=mixed_turns) for message in adapted]
             tools, documents, kwargs = shield.mask(tools), shield.mask(documents), shield.mask(kwargs)
         if continue_final_message:
             adapted[-1] = _tagged(adapted[-1])
@@ -117,8 +119,8 @@ class JinjaTemplate:
 
 def check_kwargs(kwargs: Mapping[str, Any]) -> None:
     """Raises TemplateError for names that are the renderer's own."""
-    for name, value in kwargs.items():
-        if name in RESERVED_KWARGS and value is not None:
+    for name in kwargs:
+        if name in RESERVED_KWARGS:
             raise TemplateError(f"chat_template_kwargs.{name} is not allowed: the name is reserved")
 
 

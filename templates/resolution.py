@@ -109,7 +109,7 @@ class ChatTemplates:
                 documents=documents,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
-                kwargs=kwargs or {},
+                kwargs={name: value for name, value in (kwargs or {}).items() if value is not None},
                 allow_control_tokens=allow_control_tokens,
             )
         except RecursionError:
@@ -146,6 +146,7 @@ class ChatTemplates:
             continue_final_message=continue_final_message,
             kwargs=kwargs,
             allow_control_tokens=allow_control_tokens,
+            mixed_turns=uses_react,
         )
         return Rendered(
             text=pieces_text(pieces),
@@ -179,6 +180,7 @@ class ChatTemplates:
         documents: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        mixed_turns: bool = False,
     ) -> tuple[Piece, ...]:
         if template := self._pick(bool(tools)):
             return template.render(
@@ -189,6 +191,7 @@ class ChatTemplates:
                 continue_final_message=continue_final_message,
                 kwargs=kwargs,
                 allow_control_tokens=allow_control_tokens,
+                mixed_turns=mixed_turns,
             )
         assert self._slots is not None
         pieces = self._slots.render(
@@ -199,6 +202,7 @@ class ChatTemplates:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             enable_thinking=(kwargs or {}).get("enable_thinking") is not False,
+            mixed_turns=mixed_turns,
         )
         return parse_control_tokens(pieces, self._control) if allow_control_tokens else pieces
 

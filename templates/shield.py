@@ -161,9 +161,10 @@ class Shield:
             return [self.mask(item, assistant=assistant) for item in value]
         return value
 
-    def mask_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """A message: its own keys stay, and an assistant's words keep the reasoning delimiters."""
-        spoken = ("content", *REASONING_KEYS) if message.get("role") == "assistant" else ()
+    def mask_message(self, message: Mapping[str, Any], *, mixed: bool = False) -> dict[str, Any]:
+        """A message: its own keys stay, and an assistant's words keep the reasoning delimiters (unless they are mixed
+        with others' words)."""
+        spoken = ("content", *REASONING_KEYS) if message.get("role") == "assistant" and not mixed else ()
         return {
             key: value if key == "role" and value in PLAIN_WORDS else self.mask(value, assistant=key in spoken)
             for key, value in message.items()
@@ -204,10 +205,15 @@ class Shield:
         if not self._standin:
             return apply(text)
         parts = re.split(f"([{''.join(self._standin.values())}]+)", str(text))
-        results = [apply(part) if not index % 2 else self._mask_openers(str(apply(self.reveal(part))))
+        results = [apply(part) if not index % 2 else self._mask_again(str(apply(self.reveal(part))))
                    for index, part in enumerate(parts)]  # fmt: skip
         joined = "".join(map(str, results))
         return Markup(joined) if isinstance(results[0], Markup) else joined
+
+    def _mask_again(self, text: str) -> str:
+        for char, standin in self._standin.items():
+            text = text.replace(char, standin)
+        return text
 
     def seen(self, text: str, phrase: str) -> str:
         """`text` as it is compared with `phrase`: the real characters, unless the phrase holds a control token (which

@@ -71,9 +71,10 @@ class SlotTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         enable_thinking: bool = True,
+        mixed_turns: bool = False,
     ) -> tuple[Piece, ...]:
         """`messages`: roles system, user, assistant, tool; contents are text. `adds_bos`: the tokenizer puts bos
-        before every text."""
+        before every text. `mixed_turns`: assistant turns hold what tools said, so no reasoning is taken out."""
         writer = _Writer(special_tokens, adds_bos, self.apart)
         writer.write(self.prefix)
         held = self._write_system(writer, messages, tools)
@@ -85,7 +86,11 @@ class SlotTemplate:
                 continue
             if role == "assistant":
                 writer.write(self.generation)
-                content = content if last or not self.thinks else content.rpartition("</think>")[2].lstrip("\n")
+                content = (
+                    content
+                    if last or mixed_turns or not self.thinks
+                    else content.rpartition("</think>")[2].lstrip("\n")
+                )
                 writer.write(self.assistant, content=[*writer.text(content), *self._calls(writer, message)], cut=last)
                 continue
             rounds += role == "user"
