@@ -125,6 +125,8 @@ class Answer:
     async def _generate(self, request: AnyRequest, prompts: Sequence[Prompt], plan: OutputPlan, writer: Writer) -> None:
         params = [self._params(request, prompt) for prompt in prompts]
         client = self._serving.client()
+        if request.use_beam_search and plan.grammar is not None:
+            fail("use_beam_search", "cannot be combined with tools that must be called")
         if request.use_beam_search:
             candidates = self._candidates(request, prompts, plan, params, request.n)
             options = BeamOptions(request.n, request.num_sequences, request.length_penalty, request.early_stopping)
