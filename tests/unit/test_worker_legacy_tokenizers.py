@@ -39,8 +39,8 @@ SENTENCES = [
     "你好，世界。今天天气很好，我们去公园吧。",
 ] * 8
 WORDS = [
-    "hello", "world", " the", "  ", " ", "\n", "\n\n", "\t", "'s", "'LL", "2024", "é", "e\u0301", "你好", "。", "🦊",
-    "👩‍👩‍👧", "\u00a0", "\u3000", "\u2028", "\r\n", "\0", "▁", "_", "Ⅷ", "ſ", "fox jumps", "<eo", "[gMAS",
+    "zyzzyva", "hello", "world", " the", "  ", " ", "\n", "\n\n", "\t", "'s", "'LL", "2024", "é", "e\u0301", "你好", "。",
+    "🦊", "👩‍👩‍👧", "\u00a0", "\u3000", "\u2028", "\r\n", "\0", "▁", "_", "Ⅷ", "ſ", "fox jumps", "<eo", "[gMAS",
     "...!", "\ue000",
 ]  # fmt: skip
 texts = st.lists(st.sampled_from(WORDS) | st.text(max_size=6), max_size=12).map("".join)
@@ -73,7 +73,7 @@ def train(**options: Any) -> bytes:
 
 def ranks(words: str) -> dict[bytes, int]:
     trained: dict[bytes, int] = bpe_train("\n".join(SENTENCES), 400, words, visualise=None)
-    return trained
+    return trained | {b"zyzzyva": len(trained)}  # no merges lead to this one; it is a token where it is a whole word
 
 
 def lines(merged: dict[bytes, int]) -> bytes:
@@ -190,6 +190,8 @@ def test_bos_eos_and_settings_of_the_tokenizer_config(tmp_path: Path) -> None:
     data = train()
     plain = loaded(model_folder(tmp_path / "plain", data))
     assert (plain.bos_id, plain.eos_ids, plain.prefix_ids) == (1, (2,), (1,))
+    assert plain.encode("</s>", add_special_tokens=False) == [2]
+    assert plain.decode([2], skip_special_tokens=True) == "" and plain.decode([2], skip_special_tokens=False) == "</s>"
     told = {"add_bos_token": False, "eos_token": "<unk>"}
     other = loaded(model_folder(tmp_path / "told", data, tokenizer_config=told))
     assert (other.bos_id, other.eos_ids, other.prefix_ids) == (1, (0,), ())
@@ -219,6 +221,7 @@ def test_baichuan_chats_have_their_marks_by_id(tmp_path: Path) -> None:
     user, assistant = map(reference.piece_to_id, ("<reserved_106>", "<reserved_107>"))
     pieces = [Piece("<reserved_106>", True), Piece("hello <reserved_107>"), Piece("<reserved_107>", True)]
     assert tokenizer.encode_pieces(pieces) == [user, *reference.encode("hello <reserved_107>"), assistant]
+    assert {user, assistant} <= tokenizer.special_ids
 
 
 def test_chatglm3_chats_are_encoded_as_its_own_code_does(tmp_path: Path) -> None:
