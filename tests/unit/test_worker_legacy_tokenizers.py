@@ -39,8 +39,8 @@ SENTENCES = [
     "你好，世界。今天天气很好，我们去公园吧。",
 ] * 8
 WORDS = [
-    "zyzzyva", "hello", "world", " the", "  ", " ", "\n", "\n\n", "\t", "'s", "'LL", "2024", "é", "e\u0301", "你好", "。",
-    "🦊", "👩‍👩‍👧", "\u00a0", "\u3000", "\u2028", "\r\n", "\0", "▁", "_", "Ⅷ", "ſ", "fox jumps", "<eo", "[gMAS",
+    "zyzzyva", "hello", "world", " the", "  ", " ", "\n", "\n\n", "\t", "'s", "'LL", "2024", "é", "e\u0301", "你好",
+    "。", "🦊", "👩‍👩‍👧", "\u00a0", "\u3000", "\u2028", "\r\n", "\0", "▁", "_", "Ⅷ", "ſ", "fox jumps", "<eo", "[gMAS",
     "...!", "\ue000",
 ]  # fmt: skip
 texts = st.lists(st.sampled_from(WORDS) | st.text(max_size=6), max_size=12).map("".join)
