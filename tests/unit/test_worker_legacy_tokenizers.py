@@ -295,6 +295,12 @@ def test_other_folders_are_taken_as_they_are(tmp_path: Path) -> None:
     assert converted(tmp_path) == tmp_path
 
 
+def test_glm4_without_its_list_of_special_tokens_is_refused(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "m", b"IQ== 0\n", config={"model_type": "chatglm"})
+    with pytest.raises(ValueError, match="does not list the special tokens of GLM-4"):
+        converted(folder, tmp_path / "cache")
+
+
 @pytest.mark.parametrize(
     ("file", "data", "message"),
     [

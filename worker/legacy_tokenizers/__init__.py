@@ -121,7 +121,10 @@ def _qwen(ranks: list[bytes], config: Document) -> tuple[Document, Document]:
 
 def _glm4(ranks: list[bytes], config: Document) -> tuple[Document, Document]:
     """Its special tokens are all in tokenizer_config.json."""
-    document = documents.byte_level(ranks, _WORDS.replace("DIGITS", "{1,3}"), _added({}, config), nfc=False)
+    added = _added({}, config)
+    if not {"[gMASK]", "<sop>"} <= {token["content"] for token in added}:
+        raise ValueError("tokenizer_config.json does not list the special tokens of GLM-4")
+    document = documents.byte_level(ranks, _WORDS.replace("DIGITS", "{1,3}"), added, nfc=False)
     return with_prefix(document, ["[gMASK]", "<sop>"]), config
 
 
