@@ -135,13 +135,15 @@ class BeamGeneration:
     `candidates` are a prompt's n choices; their requests say what the search is about, and are never sent.
     """
 
-    def __init__(self, client: EngineClient, candidates: Sequence[Candidate], options: BeamOptions) -> None:
+    def __init__(
+        self, client: EngineClient, candidates: Sequence[Candidate], timing: Timing, options: BeamOptions
+    ) -> None:
         self._client = client
         self.candidates = list(candidates)
         self._options = options
         self._live: set[str] = set()
         self._num_requests = 0
-        self.timing = Timing()
+        self.timing = timing
 
     @property
     def usage(self) -> Usage:

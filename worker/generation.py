@@ -1,6 +1,6 @@
 """Runs the sequences of one request in the engine and hands on, step by step, what each choice has to say.
 
-    generation = Generation(client, candidates)
+    generation = Generation(client, candidates, timing)
     await generation.run(on_step)           # on_step(choice index, Step); WorkerError where the engine gives up
     generation.abort()                      # synchronous, at any time, any number of times
     generation.usage                        # so far
@@ -54,10 +54,10 @@ class Candidate:
 class Timing:
     """Of one request, in seconds of time.monotonic()."""
 
-    started: float = field(default_factory=time.monotonic)
+    started: float
     first_token: float | None = None
     last_token: float | None = None
-    between: list[float] = field(default_factory=list)  # of the first choice, from token to token
+    between: list[float] = field(default_factory=list)  # of the first choice: a token's share, step by step
     _last_of_first_choice: float | None = None
 
     def note(self, index: int, num_tokens: int) -> None:
@@ -67,18 +67,20 @@ class Timing:
             self.first_token = now
         if index == 0:
             if self._last_of_first_choice is not None:
-                self.between += [(now - self._last_of_first_choice) / num_tokens] * num_tokens
+                self.between.append((now - self._last_of_first_choice) / num_tokens)
             self._last_of_first_choice = now
 
 
 class Generation:
-    def __init__(self, client: EngineClient, candidates: Sequence[Candidate], stream_interval: int = 1) -> None:
+    def __init__(
+        self, client: EngineClient, candidates: Sequence[Candidate], timing: Timing, stream_interval: int = 1
+    ) -> None:
         """Choice i is `candidates[i]`. `stream_interval`: least number of tokens a step."""
         self._client = client
         self.candidates = list(candidates)
         self._interval = stream_interval
         self._live: set[str] = set()
-        self.timing = Timing()
+        self.timing = timing
 
     async def run(self, on_step: OnStep) -> None:
         """Ends when all sequences have; the others are aborted as soon as one fails."""

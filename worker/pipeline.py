@@ -71,23 +71,30 @@ class OutputPipeline:
     def feed(self, output: SequenceOutput) -> Step:
         """Takes what the engine made, which must not have failed. After a step with a finish comes no other: where a
         stop string ended the text and `output` did not, it is for the caller to abort the engine's sequence."""
+        detokenizer = self._detokenizer
         ids = output.token_ids
         hide_last = output.stop_token_id is not None and not self._rules.show_stop
-        before = self._detokenizer.num_tokens
-        text = self._detokenizer.feed(ids[:-1] if hide_last else ids)
-        used = self._detokenizer.num_tokens - before
-        if self._detokenizer.stopped is not None:
-            ids = ids[:used]
-        elif output.finish is not None:
-            text += self._detokenizer.close()
+        shown = ids[:-1] if hide_last else ids
+        deltas: list[Delta] = []
+        before, reasoning_tokens = detokenizer.num_tokens, 0
+        # Reasoning is counted token by token, so that the count does not depend on how tokens arrive.
+        for part in [shown] if self._parser is None else [(token_id,) for token_id in shown]:
+            new = self._parse(detokenizer.feed(part))
+            reasoning_tokens += self._is_reasoning(new)
+            deltas += new
+            if detokenizer.stopped is not None:
+                ids = ids[: detokenizer.num_tokens - before]
+                break
         finish = self._finish(output)
-        deltas = self._parse(text, finish is not None)
+        if finish is not None:
+            deltas += self._parse(detokenizer.close())
+            deltas += self._parser.close() if self._parser is not None else []
         return Step(
-            deltas=deltas,
+            deltas=tuple(merge(deltas)),
             token_ids=ids,
             logprobs=(output.logprobs or ())[: len(ids)],
             prompt_logprobs=output.prompt_logprobs,
-            reasoning_tokens=self._count_reasoning(deltas, len(ids)),
+            reasoning_tokens=reasoning_tokens,
             finish=finish,
         )
 
@@ -106,16 +113,13 @@ class OutputPipeline:
         stop_id = output.stop_token_id
         return Finish("stop", stop_id if stop_id in self._rules.reported else None)
 
-    def _parse(self, text: str, last: bool) -> tuple[Delta, ...]:
-        if self._parser is None:
-            return (Content(text),) if text else ()
-        deltas = self._parser.feed(text) if text else []
-        if last:
-            deltas = [*deltas, *self._parser.close()]
-        return tuple(merge(deltas))
+    def _parse(self, text: str) -> list[Delta]:
+        if self._parser is None or not text:
+            return [Content(text)] if text else []
+        return self._parser.feed(text)
 
-    def _count_reasoning(self, deltas: Sequence[Delta], num_tokens: int) -> int:
-        """A step's tokens count as reasoning if its text is, or, without text, if the text before was."""
+    def _is_reasoning(self, deltas: Sequence[Delta]) -> bool:
+        """Whether a token is reasoning: if its text is, or, where no text has come of it, if the text before was."""
         if deltas:
             self._reasoning = isinstance(deltas[-1], Reasoning)
-        return num_tokens if self._reasoning or (deltas and isinstance(deltas[0], Reasoning)) else 0
+        return self._reasoning

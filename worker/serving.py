@@ -9,6 +9,7 @@ the right protocol. All refusals happen before the engine hears of a request.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,7 +24,7 @@ from worker.answers.native import NativeStream, NativeWhole
 from worker.beam import BeamGeneration, BeamOptions
 from worker.detokenizer import Detokenizer
 from worker.errors import RateLimited, WorkerError
-from worker.generation import Candidate, Generation, ranked
+from worker.generation import Candidate, Generation, Timing, ranked
 from worker.jobs import Operation
 from worker.logprobs import LogprobFormat
 from worker.metrics import Metrics
@@ -71,6 +72,7 @@ class Answer:
         self._serving = serving
         self._model = serving.model
         self._operation = operation
+        self._timing = Timing(time.monotonic())
         self._generation: Generation | BeamGeneration | None = None
 
     def abort(self) -> None:
@@ -124,17 +126,18 @@ class Answer:
 
     async def _generate(self, request: AnyRequest, prompts: Sequence[Prompt], plan: OutputPlan, writer: Writer) -> None:
         params = [self._params(request, prompt) for prompt in prompts]
+        self._log_request(request, prompts[0], params[0])
         client = self._serving.client()
         if request.use_beam_search and plan.grammar is not None:
             fail("use_beam_search", "cannot be combined with tools that must be called")
         if request.use_beam_search:
             candidates = self._candidates(request, prompts, plan, params, request.n)
             options = BeamOptions(request.n, request.num_sequences, request.length_penalty, request.early_stopping)
-            self._generation = BeamGeneration(client, candidates, options)
+            self._generation = BeamGeneration(client, candidates, self._timing, options)
             await self._generation.run(writer.step)
         else:
             candidates = self._candidates(request, prompts, plan, params, request.num_sequences)
-            self._generation = generation = Generation(client, candidates, request.stream_interval)
+            self._generation = generation = Generation(client, candidates, self._timing, request.stream_interval)
             if request.num_sequences > request.n:
                 await ranked(generation, len(prompts), request.n, writer.step)
             else:
@@ -232,6 +235,14 @@ class Answer:
                     fail(name, "cannot be combined with use_beam_search")
             if request.constraint is not None:
                 fail(request.constraint.param, "cannot be combined with use_beam_search")
+
+    def _log_request(self, request: AnyRequest, prompt: Prompt, params: SamplingParams) -> None:
+        if ignored := request.ignored_fields():
+            log.info("%s %s: these fields mean nothing here: %s", self._operation.kind, self.id, ", ".join(ignored))
+        settings = self._model.settings
+        if settings.log_requests:
+            text = (prompt.text or "")[: settings.max_log_chars]
+            log.info("%s %s: %s, prompt %r", self._operation.kind, self.id, params, text)
 
     def _note(self, params: SamplingParams, num_choices: int) -> None:
         """One line of log and the metrics of a request that was answered."""
