@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -175,6 +176,32 @@ async def test_a_thousand_requests_at_once(start: Start) -> None:
     )
     stats = await client.stats()
     assert stats.max_batch == 64 and stats.num_free_pages == stats.num_pages
+    await client.close()
+
+
+async def test_500_requests_with_random_cancels_leave_neither_pages_nor_memory(start: Start) -> None:
+    client = EngineClient(*start(num_pages=300, max_num_seqs=32))
+    rng = random.Random(0)
+
+    async def one(name: str) -> FinishReason | None:
+        stream = client.submit(request(name, [rng.randrange(1000) for _ in range(rng.randrange(1, 200))], 40))
+        outputs = []
+        async for output in stream:
+            outputs.append(output)
+            if rng.random() < 0.02:
+                client.abort(name)
+        assert [output.finish is not None for output in outputs].count(True) == 1
+        return outputs[-1].finish
+
+    resident = []
+    for half in range(2):
+        ends = await asyncio.gather(*[one(f"{half}-{i}") for i in range(250)])
+        assert set(ends) <= {FinishReason.ABORT, FinishReason.LENGTH}
+        stats = await idle(client)
+        assert stats.num_free_pages == stats.num_pages
+        resident.append(stats.rss_bytes)
+    assert sum(stats.finished.values()) == 500 and stats.finished["abort"] > 0
+    assert resident[1] - resident[0] < 5e6
     await client.close()
 
 
