@@ -3,7 +3,8 @@
     python -m benchmarks.bookkeeping [--json FILE]
 
 The real EngineCore with a runner that answers at once, so that all time measured is Python's own: what a GPU would
-have to wait for between two steps. Per case, medians over the steps of decoding a full batch (milliseconds):
+have to wait for between two steps. Per case, the lower quartile over the steps of decoding a full batch, in
+milliseconds (other processes of a shared machine only ever add):
 
     plan      Scheduler.plan
     commit    append, register full pages, decide the end, build the message
@@ -50,7 +51,7 @@ class Case:
 
 @dataclass
 class Cost:
-    """Milliseconds; medians, but `admit`."""
+    """Milliseconds; lower quartiles, but `admit`."""
 
     plan: float
     commit: float
@@ -138,7 +139,7 @@ def measure(case: Case) -> Cost:
         seconds["encode"].append(marks[1] - marks[0])
         seconds["deliver"].append(marks[2] - marks[1])
     assert len(core.scheduler.running) == case.running and core.scheduler.num_waiting == case.waiting
-    ms = {name: 1000 * statistics.median(values) for name, values in seconds.items()}
+    ms = {name: 1000 * statistics.quantiles(values)[0] for name, values in seconds.items()}
     return Cost(**ms, per_100=(ms["plan"] + ms["commit"]) * 100 / case.running, admit=1000 * admit_s)
 
 
