@@ -27,6 +27,7 @@ MAX_WHITESPACE = 64
 WHITESPACE = r"\n?[ \t]{0,14}"
 # Every other character has one spelling in a string; with \/ and \uXXXX a declared key could come again as another.
 _ESCAPES = '"\\bfnrt'
+_CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 _OPTIONS = "x-guidance"
 
 TYPES = ("null", "boolean", "object", "array", "number", "string", "integer")
@@ -40,7 +41,6 @@ FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid 
 # Keyword -> the values under which it demands nothing.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "not": (False,),
-    "if": (True, {}),
     "contains": (),
     "uniqueItems": (False,),
     "propertyNames": (True, {}),
@@ -52,7 +52,8 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "$recursiveRef": (),
     "$dynamicRef": (),
 }
-_MEANINGLESS_ALONE = ("then", "else", "minContains", "maxContains")  # without if, contains
+_MEANINGLESS_ALONE = ("if", "then", "else", "minContains", "maxContains")  # without each other, without contains
+_DROPPED = object()
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLES = ("additionalProperties", "items", "additionalItems")
@@ -104,6 +105,8 @@ class _Walk:
         self._schemas += 1
         if self._schemas > MAX_SCHEMAS:
             raise GrammarError(f"has more than {MAX_SCHEMAS} subschemas")
+        if "if" in schema and ("then" in schema or "else" in schema):
+            raise GrammarError("keyword 'if' is not supported", where)
         checked = {}
         for keyword, value in schema.items():
             if keyword in _UNSUPPORTED:
@@ -111,12 +114,12 @@ class _Walk:
                     raise GrammarError(f"keyword {keyword!r} is not supported", where)
             elif keyword not in _MEANINGLESS_ALONE and keyword != _OPTIONS:
                 value = self._keyword(keyword, value, f"{where}/{keyword}")
-                if value is not None:
+                if value is not _DROPPED:
                     checked[keyword] = value
         return _without_trivial_minimum(checked, where)
 
     def _keyword(self, keyword: str, value: Any, where: str) -> Any:
-        """The value to keep; None to drop the keyword."""
+        """The value to keep, or _DROPPED."""
         if keyword in _MAPS:
             return self._map(keyword, value, where)
         if keyword in _LISTS or (keyword == "items" and isinstance(value, list)):
@@ -127,6 +130,8 @@ class _Walk:
             return self.schema(value, where)
         if keyword in ("enum", "required"):
             return self._array(keyword, value, where)
+        if keyword == "const":
+            _check_characters(value, where)
         if keyword == "$ref":
             self._reference(value, where)
         elif keyword == "type":
@@ -151,6 +156,8 @@ class _Walk:
         if keyword == "patternProperties":
             for pattern in value:
                 _check_pattern(pattern, f"{where}/{pattern}")
+        if keyword == "properties":
+            _check_characters(list(value), where)
         return {name: self.schema(child, f"{where}/{name}") for name, child in value.items()}
 
     def _array(self, keyword: str, value: Any, where: str) -> Any:
@@ -165,6 +172,7 @@ class _Walk:
         self._values += len(value)
         if self._values > MAX_VALUES:
             raise GrammarError(f"the schema has more than {MAX_VALUES} enum values", where)
+        _check_characters(value, where)
         return value
 
     def _reference(self, value: Any, where: str) -> None:
@@ -204,12 +212,22 @@ def _check_pattern(value: Any, where: str) -> None:
         raise GrammarError(error.message, where) from None
 
 
-def _format(value: Any, where: str) -> str | None:
+def _check_characters(value: Any, where: str) -> None:
+    """Raises GrammarError for strings that could only be written with \\uXXXX."""
+    if isinstance(value, str) and _CONTROL.search(value):
+        raise GrammarError("control characters in values and names are not supported", where)
+    for child in _items(value) if isinstance(value, dict | list) else ():
+        _check_characters(child, where)
+    if isinstance(value, dict):
+        _check_characters(list(value), where)
+
+
+def _format(value: Any, where: str) -> Any:
     if not isinstance(value, str):
         raise GrammarError(f"must be a string, got {_kind(value)}", where)
     if value in _UNSUPPORTED_FORMATS:
         raise GrammarError(f"format {value!r} is not supported", where)
-    return value if value in FORMATS else None
+    return value if value in FORMATS else _DROPPED
 
 
 def _number(keyword: str, value: Any, where: str) -> Any:
