@@ -206,8 +206,7 @@ class Grammar:
     def finish_row(self, row: NDArray[np.int32]) -> None:
         """Behind the matcher's own work: where the output may end, it may end with any of the request's stop ids.
         Raises GrammarError if the matcher has failed."""
-        if self._matcher.is_error():
-            raise GrammarError(_plain(self._matcher.get_error()))
+        self._raise_if_failed()
         bits = row.view(np.uint32)
         if bits[self._eos_id >> 5] >> (self._eos_id & 31) & 1:
             for token in self.stop_ids:
@@ -215,14 +214,21 @@ class Grammar:
 
     def accept(self, token: int) -> bool:
         """Takes a generated token; False if the grammar does not allow it (the state is then unchanged). A token that
-        the mask allowed can still be refused where the constraint spells out the text of a special token."""
+        the mask allowed can still be refused where the constraint spells out the text of a special token. Raises
+        GrammarError if taking it is over the budget."""
         if self._begun:
             taken = bool(self._matcher.try_consume_tokens([self._eos_id if token in self.stop_ids else token]))
             self._taken += taken
+            if not taken:
+                self._raise_if_failed()
             return taken
         self._free.append(token)
         self._begun = tuple(self._free[-len(self._start_after) :]) == self._start_after
         return True
+
+    def _raise_if_failed(self) -> None:
+        if self._matcher.is_error():
+            raise GrammarError(_plain(self._matcher.get_error()))
 
     def rollback(self, n: int) -> None:
         """Forgets the last `n` accepted tokens."""
