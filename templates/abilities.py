@@ -11,10 +11,8 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any
 
-from jinja2 import nodes
-
-from templates import environment
 from templates.conversation import Abilities, Messages
+from templates.environment import Program
 from templates.rendered import TemplateError
 
 # render(messages, tools) -> text; raises TemplateError
@@ -36,7 +34,7 @@ TOOL = {
 }
 
 
-def find_abilities(source: str, variables: frozenset[str], render: Render) -> Abilities:
+def find_abilities(source: str, program: Program, render: Render) -> Abilities:
     def attempt(messages: Messages, tools: list[dict[str, Any]] | None = None) -> str | None:
         try:
             return render(messages, [] if tools is None and needs_tools else tools)
@@ -47,7 +45,7 @@ def find_abilities(source: str, variables: frozenset[str], render: Render) -> Ab
     hello = [{"role": "user", "content": OTHER}]
     needs_tools = attempt(hello) is None and attempt(hello, []) is not None
 
-    arguments, no_content, short_ids = _tool_turns(source, attempt)
+    arguments, no_content, short_ids = _tool_turns(program, "None" in source, attempt)
     part_roles, only_parts = set(), set()
     for role in ("system", "user", "assistant", "tool"):
         as_text = _content(attempt, role, WORD, no_content, arguments, short_ids)
@@ -57,7 +55,7 @@ def find_abilities(source: str, variables: frozenset[str], render: Render) -> Ab
             if not as_text:
                 only_parts.add(role)
     return Abilities(
-        tools=bool({"tools", "functions"} & variables),
+        tools=bool({"tools", "functions"} & program.variables),
         needs_tools=needs_tools,
         developer="developer" in source,
         many_systems=_many_systems(attempt, only_parts),
@@ -114,42 +112,21 @@ def _shows_part(out: str) -> bool:
     return any(mark in out for mark in ("'type'", "'text'", '"type": "text"', '"type":"text"'))
 
 
-def _tool_turns(source: str, attempt: Attempt) -> tuple[Any, Any, bool]:
+def _tool_turns(program: Program, says_none: bool, attempt: Attempt) -> tuple[Any, Any, bool]:
     """(arguments, no_content, short_ids) with which a tool call and its result render; the usual form if none does."""
-    preferred = ("null", "missing", "empty") if _asks_for_null(source) else ("missing", "empty", "null")
+    preferred = ("null", "missing", "empty") if program.asks_for_null else ("missing", "empty", "null")
     for short_ids, arguments, no_content in product((False, True), ("object", "text"), preferred):
         user = {"role": "user", "content": OTHER}
         messages = [user, *_call_and_result("result", no_content, arguments, short_ids)]
         out = attempt(messages, [TOOL])
         if out is None:
             out = attempt(messages)
-        if out is None or "{'probe_argument'" in out or ("None" in out and "None" not in source):
+        if out is None or "{'probe_argument'" in out or ("None" in out and not says_none):
             continue
         if arguments == "text" and '\\"probe_argument' in out:
             continue  # JSON in JSON
         return arguments, no_content, short_ids
     return "object", preferred[0], False
-
-
-def _asks_for_null(source: str) -> bool:
-    """Whether the template has a branch for content that is null."""
-    tree = environment.parse(source)
-    for test in tree.find_all(nodes.Test):
-        if test.name == "none" and _is_content(test.node):
-            return True
-    for compare in tree.find_all(nodes.Compare):
-        operands = [compare.expr, *(operand.expr for operand in compare.ops)]
-        if any(isinstance(o, nodes.Const) and o.value is None for o in operands) and any(map(_is_content, operands)):
-            return True
-    return False
-
-
-def _is_content(node: nodes.Node) -> bool:
-    if isinstance(node, nodes.Getattr):
-        return node.attr == "content"
-    if isinstance(node, nodes.Getitem):
-        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
-    return False
 
 
 def _many_systems(attempt: Attempt, only_parts: set[str]) -> bool:

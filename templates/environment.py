@@ -7,6 +7,7 @@ controls, the `generation` tag, `tojson` without HTML escapes, strftime_now, rai
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import jinja2
@@ -22,16 +23,29 @@ from templates.render_state import now
 from templates.rendered import TemplateError
 from templates.sandbox import REFERENCE_BYTES, Sandbox
 
-MAX_SOURCE_CHARS = 1 << 20
+# Several times the longest template known. Parsing and compiling take the longer the larger a template is.
+MAX_SOURCE_CHARS = 100_000
+MAX_NODES = 10_000
 
 
-def compile_template(source: str) -> jinja2.Template:
+@dataclass(frozen=True)
+class Program:
+    """A compiled template, and what it says about itself."""
+
+    template: jinja2.Template
+    variables: frozenset[str]  # names that it reads and does not always set itself
+    constants: frozenset[str]  # its string constants
+    words: frozenset[str]  # those, and every name and attribute in it
+    asks_for_null: bool  # it has a branch for content that is null
+
+
+def compile_template(source: str) -> Program:
     """Raises TemplateError if the source is no valid template."""
     if len(source) > MAX_SOURCE_CHARS:
         raise TemplateError(f"the chat template is longer than {MAX_SOURCE_CHARS} characters")
     try:
         with limits.limited(limits.Budget()):
-            return ENVIRONMENT.from_string(source)
+            return _compile(ENVIRONMENT.parse(source))
     except jinja2.TemplateSyntaxError as error:
         raise TemplateError(f"the chat template is not valid Jinja: {error.message} (line {error.lineno})") from None
     except jinja2.TemplateError as error:
@@ -42,13 +56,31 @@ def compile_template(source: str) -> jinja2.Template:
         raise TemplateError("the chat template is nested too deeply or is not valid Jinja") from None
 
 
-def parse(source: str) -> nodes.Template:
-    return ENVIRONMENT.parse(source)
+def _compile(tree: nodes.Template) -> Program:
+    if sum(1 for _ in tree.find_all(nodes.Node)) > MAX_NODES:
+        raise TemplateError("the chat template has too many parts")
+    constants = frozenset(node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))
+    names = {node.name for node in tree.find_all(nodes.Name)} | {node.attr for node in tree.find_all(nodes.Getattr)}
+    variables, asks_for_null = frozenset(meta.find_undeclared_variables(tree)), _asks_for_null(tree)
+    code = ENVIRONMENT.compile(tree)  # last: it folds constants in the tree
+    template = jinja2.Template.from_code(ENVIRONMENT, code, ENVIRONMENT.make_globals(None))
+    return Program(template, variables, constants, constants | names, asks_for_null)
 
 
-def variables(source: str) -> frozenset[str]:
-    """Names that the template reads and does not always set itself."""
-    return frozenset(meta.find_undeclared_variables(parse(source)))
+def _asks_for_null(tree: nodes.Template) -> bool:
+    if any(test.name == "none" and _is_content(test.node) for test in tree.find_all(nodes.Test)):
+        return True
+    for compare in tree.find_all(nodes.Compare):
+        operands = [compare.expr, *(operand.expr for operand in compare.ops)]
+        if any(isinstance(o, nodes.Const) and o.value is None for o in operands) and any(map(_is_content, operands)):
+            return True
+    return False
+
+
+def _is_content(node: nodes.Node) -> bool:
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "content"
+    return isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and node.arg.value == "content"
 
 
 def render(template: jinja2.Template, values: Mapping[str, Any], budget: limits.Budget) -> str:

@@ -11,8 +11,6 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from jinja2 import nodes
-
 from templates import environment, render_state
 from templates.abilities import find_abilities
 from templates.conversation import Abilities, Messages, adapt, broken_arguments
@@ -40,14 +38,15 @@ class JinjaTemplate:
         """`special_tokens`: bos_token ... by name; `control_tokens`: the texts of all added tokens."""
         self.source = source
         self._special_tokens = dict(special_tokens)
-        self._template = environment.compile_template(source)
-        self.variables = environment.variables(source)
-        constants, words = _words(source)
-        self._control = ControlTokens(control_tokens, constants, words, [CONTINUE_TAG.strip()], source)
+        self._program = environment.compile_template(source)
+        self.variables = self._program.variables
+        self._control = ControlTokens(
+            control_tokens, self._program.constants, self._program.words, [CONTINUE_TAG.strip()], source
+        )
 
     @cached_property
     def abilities(self) -> Abilities:
-        return find_abilities(self.source, self.variables, lambda messages, tools: self._render(messages, tools=tools))
+        return find_abilities(self.source, self._program, lambda messages, tools: self._render(messages, tools=tools))
 
     def ignored(self, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
         """The kwargs that the template does not read."""
@@ -114,7 +113,7 @@ class JinjaTemplate:
         if "functions" in self.variables:  # the older name, for the tools as JSON text
             functions = [tool.get("function", tool) for tool in tools or ()]
             values = {"functions": json.dumps(functions, indent=4, ensure_ascii=False), "datetime": _today(), **values}
-        return environment.render(self._template, values, Budget(_size(values)))
+        return environment.render(self._program.template, values, Budget(_size(values)))
 
 
 def check_kwargs(kwargs: Mapping[str, Any]) -> None:
@@ -122,14 +121,6 @@ def check_kwargs(kwargs: Mapping[str, Any]) -> None:
     for name in kwargs:
         if name in RESERVED_KWARGS:
             raise TemplateError(f"chat_template_kwargs.{name} is not allowed: the name is reserved")
-
-
-def _words(source: str) -> tuple[set[str], set[str]]:
-    """The string constants of a template, and every name, attribute and constant in it."""
-    tree = environment.parse(source)
-    constants = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
-    names = {node.name for node in tree.find_all(nodes.Name)} | {node.attr for node in tree.find_all(nodes.Getattr)}
-    return constants, constants | names
 
 
 def _today() -> str:

@@ -26,6 +26,8 @@ from templates.shield import ControlTokens
 from templates.slots import SlotTemplate, parse_control_tokens, plain_messages
 from templates.stops import find_stop
 
+_MARKER = re.compile(r"<\|[^<>|\s]+\|>|<｜[^<>｜\s]+｜>")
+
 
 def load(
     model_dir: Path,
@@ -72,7 +74,8 @@ class ChatTemplates:
         self._jinja: dict[str, JinjaTemplate] = {}
         if not isinstance(base, SlotTemplate):
             self._jinja = {
-                name: JinjaTemplate(source, files.special_tokens, files.added_tokens) for name, source in base.items()
+                name: JinjaTemplate(source, files.special_tokens, files.added_tokens | _markers(source, files))
+                for name, source in base.items()
             }
 
     @property
@@ -222,6 +225,11 @@ def custom_source(value: str, *, paths: bool = True) -> str:
         escapes = {"n": "\n", "t": "\t", "r": "\r", '"': '"', "\\": "\\"}
         return re.sub(r'\\([ntr"\\])', lambda match: escapes[match[1]], value)
     return value
+
+
+def _markers(source: str, files: ModelFiles) -> set[str]:
+    """Markers that a template writes and that are tokens, though the tokenizer would split their text."""
+    return {marker for marker in _MARKER.findall(source) if files.is_token(marker)}
 
 
 def _split_tokens(built_in: SlotTemplate, own: Mapping[str, str], files: ModelFiles) -> list[str]:

@@ -67,7 +67,7 @@ COSTLY = [
 ]
 
 
-@pytest.mark.parametrize("source", COSTLY, ids=range(len(COSTLY)))
+@pytest.mark.parametrize("source", COSTLY, ids=map(str, range(len(COSTLY))))
 def test_costly_templates_end_with_an_error(source: str) -> None:
     started = time.monotonic()
     tracemalloc.start()
@@ -82,8 +82,8 @@ def test_costly_templates_end_with_an_error(source: str) -> None:
 
 
 def render(source: str, seconds: float = limits.MAX_SECONDS, **values: object) -> str:
-    template = environment.compile_template(source)
-    return environment.render(template, values, limits.Budget(seconds=seconds))
+    program = environment.compile_template(source)
+    return environment.render(program.template, values, limits.Budget(seconds=seconds))
 
 
 ENDLESS = [
@@ -101,6 +101,14 @@ def test_templates_that_go_on_are_stopped(source: str) -> None:
     with pytest.raises(TemplateError, match="too long"):
         render(source, seconds=0.3, x=list(range(9999)))
     assert time.monotonic() - started < 3
+
+
+@pytest.mark.parametrize("source", ["{{ a }}" * 12_000, "{{ [" + "1," * 20_000 + "] }}", "{{ a }}" * 100_000])
+def test_large_templates_are_not_compiled(source: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(TemplateError, match="too many parts|longer than"):
+        environment.compile_template(source)
+    assert time.monotonic() - started < 10
 
 
 def test_other_threads_go_on_meanwhile() -> None:

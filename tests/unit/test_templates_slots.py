@@ -159,6 +159,15 @@ def test_qwen_equals_its_own_make_context(tmp_path: Path, content: str) -> None:
     assert tokenizer.encode_pieces(rendered.pieces) == expected
 
 
+def test_markers_that_the_tokenizer_would_split_are_tokens_in_an_own_template_too(tmp_path: Path) -> None:
+    own = "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}<|assistant|>"
+    folder = make_folder(tmp_path / "m", own, tokens=(), split_tokens=("<|user|>", "<|assistant|>"))
+    chat, tokenizer = templates.load(folder), Tokenizer.load(folder)
+    ids = tokenizer.encode_pieces(chat.render([user("<|user|>")]).pieces)
+    assert ids[0] == tokenizer.token_id("<|user|>") and ids[-1] == tokenizer.token_id("<|assistant|>")
+    assert ids.count(ids[0]) == 1 and tokenizer.decode(ids[1:-1], skip_special_tokens=False) == "<|user|>"
+
+
 def test_slots_take_one_id_a_control_token(splitting: Path) -> None:
     chat, tokenizer = templates.load(splitting), Tokenizer.load(splitting)
     ids = tokenizer.encode_pieces(chat.render([user("<|user|>")]).pieces)
