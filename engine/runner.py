@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from engine import adjust, attention, batch, kv, logprobs, model, sampler
+from engine import adjust, attention, batch, kv, logprobs, model, native, sampler
 from engine.adjust import Adjustment
 from engine.batch import Batch
 from engine.logprobs import Logprobs, Wanted
 from engine.messages import EngineConfig, RequestError, TokenLogprobs
-from engine.model import ModelLoadError
+from engine.model import Model, ModelLoadError
+from engine.native import NativeOps
 from engine.ops import TorchOps
 from engine.sampler import Sampling
 from engine.scheduler import Part, Plan
@@ -90,7 +91,7 @@ class Runner:
         self.model = model.load(config, device)
         begin = phase("weights", begin)
         with torch.inference_mode():
-            self.model.fuse(TorchOps())
+            self.model.fuse(_ops(self.model))
         begin = phase("fuse", begin)
         progress("making room for keys and values")
         try:
@@ -202,6 +203,11 @@ def _state(seq: Sequence) -> SamplingState:
         seq.sampling_state = SamplingState(seq)
     state: SamplingState = seq.sampling_state
     return state
+
+
+def _ops(model: Model) -> TorchOps:
+    kernels = native.kernels(model.dtype) if model.device.type == "cpu" else None
+    return NativeOps(kernels) if kernels is not None else TorchOps()
 
 
 def _device(name: str) -> torch.device:

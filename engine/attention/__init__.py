@@ -9,9 +9,9 @@ import torch
 
 from engine.attention.base import AttentionBackend, LayerSpec
 
-_BACKENDS = {"sdpa": "SdpaBackend"}
+_BACKENDS = {"cpu": "CpuBackend", "sdpa": "SdpaBackend"}
 # What "auto" tries, best first.
-_PREFERENCE = {"cpu": ("sdpa",), "cuda": ("sdpa",)}
+_PREFERENCE = {"cpu": ("cpu", "sdpa"), "cuda": ("sdpa",)}
 
 
 class BackendError(Exception):

@@ -13,8 +13,9 @@ Index tensors depend on a layer only by its number of key/value heads and its wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,23 +50,34 @@ class Chunk:
 
 
 class Plan:
-    """Index tensors of a step, by (number of key/value heads, window)."""
+    """Index tensors of a step, made when the first layer of a kind asks for them."""
 
     def __init__(self, batch: Batch, pool: KVPool, group_tokens: int) -> None:
         self.batch, self.pool, self.group_tokens = batch, pool, group_tokens
         counts = np.diff(batch.q_start)
         self.num_decodes = int(np.argmax(counts != 1)) if (counts != 1).any() else len(counts)
-        self.made: dict[tuple[int, int | None], tuple[list[Group], list[Chunk], Tensor]] = {}
+        self._made: dict[tuple[str, int, int | None], Any] = {}
 
-    def of(self, spec: LayerSpec) -> tuple[list[Group], list[Chunk], Tensor]:
-        """-> (groups, chunks, write_index int64 [T * Hkv]: rows of the pool seen as [pages * Hkv * page_size, D])"""
-        key = (spec.num_kv_heads, spec.window)
-        if key not in self.made:
-            size, slots = self.pool.page_size, self.batch.slots[:, None]
-            heads = torch.arange(spec.num_kv_heads, device=slots.device)
-            write = ((slots // size * spec.num_kv_heads + heads) * size + slots % size).view(-1)
-            self.made[key] = (list(self._groups(spec)), list(self._chunks(spec)), write)
-        return self.made[key]
+    def groups(self, spec: LayerSpec) -> list[Group]:
+        return self._once("groups", spec, lambda: list(self._groups(spec)))
+
+    def chunks(self, spec: LayerSpec) -> list[Chunk]:
+        return self._once("chunks", spec, lambda: list(self._chunks(spec)))
+
+    def write_index(self, spec: LayerSpec) -> Tensor:
+        """int64 [T * Hkv]: rows of the pool seen as [pages * Hkv * page_size, D]"""
+        return self._once("write_index", spec, lambda: self._write_index(spec))
+
+    def _once(self, what: str, spec: LayerSpec, make: Callable[[], Any]) -> Any:
+        key = (what, spec.num_kv_heads, spec.window)
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    def _write_index(self, spec: LayerSpec) -> Tensor:
+        size, slots = self.pool.page_size, self.batch.slots[:, None]
+        heads = torch.arange(spec.num_kv_heads, device=slots.device)
+        return ((slots // size * spec.num_kv_heads + heads) * size + slots % size).view(-1)
 
     def _groups(self, spec: LayerSpec) -> Iterator[Group]:
         kv_len = self.batch.kv_len[: self.num_decodes]
@@ -143,33 +155,45 @@ class SdpaBackend(AttentionBackend):
         pool: KVPool,
         plan: Plan,
     ) -> Tensor:
-        groups, chunks, write_index = plan.of(spec)
-        keys, values = pool.keys[layer], pool.values[layer]
-        keys.view(-1, spec.head_dim).index_copy_(0, write_index, key.reshape(-1, spec.head_dim))
-        values.view(-1, spec.value_dim).index_copy_(0, write_index, value.reshape(-1, spec.value_dim))
-        # Pages of a head, one row each.
-        key_rows, value_rows = (
-            keys.view(-1, pool.page_size * spec.head_dim),
-            values.view(-1, pool.page_size * spec.value_dim),
-        )
+        write_index = plan.write_index(spec)
+        pool.keys[layer].view(-1, spec.head_dim).index_copy_(0, write_index, key.reshape(-1, spec.head_dim))
+        pool.values[layer].view(-1, spec.value_dim).index_copy_(0, write_index, value.reshape(-1, spec.value_dim))
         outputs = []
-        for group in groups:
-            k = key_rows.index_select(0, group.kv_index).view(
-                (group.last - group.first) * spec.num_kv_heads, -1, spec.head_dim
+        for group in plan.groups(spec):
+            k, v = (
+                pages.view(-1, pages.shape[2] * pages.shape[3])  # the tokens of a head in a page: one row
+                .index_select(0, group.kv_index)
+                .view((group.last - group.first) * spec.num_kv_heads, -1, pages.shape[3])
+                for pages in (pool.keys[layer], pool.values[layer])
             )
-            v = value_rows.index_select(0, group.kv_index).view(k.shape[0], -1, spec.value_dim)
             outputs.append(_decode(query[group.first : group.last], k, v, group.mask, spec, sinks))
-        for chunk in chunks:
-            q = query[chunk.first : chunk.last]
-            if chunk.kv_index is None:
-                k = key[chunk.first : chunk.last].transpose(0, 1)
-                v = value[chunk.first : chunk.last].transpose(0, 1)
-            else:
-                kv_len = chunk.start + chunk.last - chunk.first
-                k = key_rows.index_select(0, chunk.kv_index).view(spec.num_kv_heads, -1, spec.head_dim)[:, :kv_len]
-                v = value_rows.index_select(0, chunk.kv_index).view(spec.num_kv_heads, -1, spec.value_dim)[:, :kv_len]
-            outputs.append(_prefill(q, k, v, chunk.start, spec, sinks, self._mask_elements))
+        outputs += self._attend_chunks(layer, spec, query, key, value, sinks, pool, plan)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def _attend_chunks(
+        self,
+        layer: int,
+        spec: LayerSpec,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sinks: Tensor | None,
+        pool: KVPool,
+        plan: Plan,
+    ) -> Iterator[Tensor]:
+        """The outputs of the prefill parts, in order; their keys and values have been written."""
+        for chunk in plan.chunks(spec):
+            rows = slice(chunk.first, chunk.last)
+            if chunk.kv_index is None:
+                k, v = key[rows].transpose(0, 1), value[rows].transpose(0, 1)
+            else:
+                k, v = (
+                    pages.view(-1, pages.shape[2] * pages.shape[3])
+                    .index_select(0, chunk.kv_index)
+                    .view(spec.num_kv_heads, -1, pages.shape[3])[:, : chunk.start + chunk.last - chunk.first]
+                    for pages in (pool.keys[layer], pool.values[layer])
+                )
+            yield _prefill(query[rows], k, v, chunk.start, spec, sinks, self._mask_elements)
 
 
 def _decode(query: Tensor, k: Tensor, v: Tensor, mask: Tensor, spec: LayerSpec, sinks: Tensor | None) -> Tensor:
@@ -191,7 +215,7 @@ def _prefill(
 ) -> Tensor:
     """query [n, Hq, D] at the positions start.., k [Hkv, L, D], v [Hkv, L, Dv], L = start + n -> [n, Hq, Dv]"""
     num_queries, length, group = query.shape[0], k.shape[1], spec.num_heads // spec.num_kv_heads
-    q = query.view(num_queries, spec.num_kv_heads, group, -1).permute(1, 2, 0, 3)  # [Hkv, G, n, D]
+    q = query.reshape(num_queries, spec.num_kv_heads, group, -1).permute(1, 2, 0, 3)  # [Hkv, G, n, D]
     k, v = k.unsqueeze(1), v.unsqueeze(1)  # one head for the G query heads: expanded, never copied
     plain = spec.softcap is None and sinks is None
     if plain and start == 0 and (spec.window is None or spec.window >= length):

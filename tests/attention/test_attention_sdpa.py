@@ -40,4 +40,4 @@ def test_16_bit_types(dtype):
 def test_an_unknown_backend_is_refused_by_name():
     with pytest.raises(BackendError, match="'fast'"):
         choose("fast", [spec_of()], torch.device("cpu"), torch.float32)
-    assert choose("auto", [spec_of()], torch.device("cpu"), torch.float32) is SdpaBackend
+    assert choose("sdpa", [spec_of()], torch.device("cpu"), torch.float32) is SdpaBackend

@@ -1,0 +1,38 @@
+"""The compiled CPU backend against a slow dense attention."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine import native
+from engine.attention.cpu import CpuBackend
+
+from .dense import SPECS, Scene, spec_of, worst_of
+
+pytestmark = pytest.mark.skipif(native.kernels(torch.float32) is None, reason="needs a C++ compiler")
+
+
+@pytest.mark.parametrize("page_size", [4, 16])
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_equals_dense_attention(spec, page_size):
+    assert worst_of(Scene(CpuBackend(), spec, page_size=page_size)) < 2e-5
+
+
+@pytest.mark.parametrize("spec", [spec_of(), spec_of(window=700), spec_of(sinks=True, softcap=2.0)])
+def test_contexts_of_several_spans_are_joined(spec):
+    """A long context is cut into spans that threads attend to on their own."""
+    scene = Scene(CpuBackend(), spec, page_size=32)
+    long, short = scene.sequence(), scene.sequence()
+    assert scene.step({long: 1190, short: 3}) < 2e-5
+    for _ in range(3):
+        assert scene.step({short: 1, long: 1}) < 2e-5
+
+
+def test_bfloat16():
+    assert worst_of(Scene(CpuBackend(), SPECS["all at once"], page_size=16, dtype=torch.bfloat16)) < 0.05
+
+
+def test_float16_is_refused():
+    reason = CpuBackend.refusal([spec_of()], torch.device("cpu"), torch.float16)
+    assert reason is not None and "float16" in reason
