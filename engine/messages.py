@@ -152,7 +152,7 @@ class Handover:
     """What the engine process is given at its start, once, over stdin. Its stdin stays open: EOF = parent gone."""
 
     config: EngineConfig
-    socket_dir: str  # private to this user; whoever of the two processes survives the other removes it
+    socket_dir: str  # private to this user; removed by whichever of the two processes ends in order, or sees the end
     status_fd: int  # takes Progress lines, then EngineInfo or StartFailed, and EOF when the process is gone
     log_level: int
 

@@ -26,6 +26,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from importlib import import_module
 from time import perf_counter
+from typing import NoReturn
 
 import zmq
 
@@ -94,8 +95,8 @@ def run(core: EngineCore, link: Link) -> None:
         link.send(core.step())
 
 
-def main(make_runner: MakeRunner) -> None:
-    """The life of the process. Does not return."""
+def main(make_runner: MakeRunner) -> NoReturn:
+    """The life of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent decides
     handover: Handover = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_leave_with_parent, args=(handover.socket_dir,), daemon=True).start()
@@ -114,11 +115,16 @@ def main(make_runner: MakeRunner) -> None:
     except BaseException as failure:
         log.debug("the engine could not start", exc_info=True)
         say(StartFailed(_one_line(failure)))
-        os._exit(1)
+        _leave(handover.socket_dir, 1)
     gc.collect()
     gc.freeze()  # the model's objects stay: no need to walk them again and again between steps
     say(_engine_info(handover.config, runner))
-    _end(run, core, link)
+    try:
+        run(core, link)
+    except BaseException:
+        traceback.print_exc()
+        _leave(handover.socket_dir, 1)
+    _leave(handover.socket_dir, 0)
 
 
 def _check(config: EngineConfig) -> None:
@@ -128,25 +134,19 @@ def _check(config: EngineConfig) -> None:
             raise ValueError(f"{name} must be at least 1, not {getattr(config, name)}")
 
 
-def _end(run: Callable[[EngineCore, Link], None], core: EngineCore, link: Link) -> None:
-    code = 0
-    try:
-        run(core, link)
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    # No teardown of the interpreter: a broken device, or threads of a library, could keep it from ending.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 def _leave_with_parent(socket_dir: str) -> None:
     """Runs in a thread of its own, since the main one may be in a long forward pass."""
     while os.read(sys.stdin.fileno(), 1):
         pass
+    _leave(socket_dir, 1)
+
+
+def _leave(socket_dir: str, code: int) -> NoReturn:
+    """No teardown of the interpreter: a broken device, or threads of a library, could keep it from ending."""
     shutil.rmtree(socket_dir, ignore_errors=True)
-    os._exit(1)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _grammars(config: EngineConfig, runner: Runner, link: Link) -> Callable[[GrammarSpec], Future[Grammar]]:
