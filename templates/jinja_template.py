@@ -15,7 +15,7 @@ from templates import environment, render_state
 from templates.abilities import find_abilities
 from templates.conversation import Abilities, Messages, adapt, broken_arguments
 from templates.limits import Budget
-from templates.rendered import Piece, TemplateError
+from templates.rendered import Options, Piece, TemplateError
 from templates.shield import ControlTokens, Shield
 
 # What the renderer itself passes or offers: no chat_template_kwargs may take its place.
@@ -56,50 +56,31 @@ class JinjaTemplate:
     def _tells_time(self) -> bool:
         return bool({"strftime_now", "datetime"} & self.variables) or "strftime_now" in self.source
 
-    def render(
-        self,
-        messages: Messages,
-        *,
-        tools: list[dict[str, Any]] | None = None,
-        documents: list[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        kwargs: Mapping[str, Any] | None = None,
-        allow_control_tokens: bool = False,
-        mixed_turns: bool = False,
-    ) -> tuple[Piece, ...]:
-        """`mixed_turns`: assistant turns hold what tools said, so no reasoning is looked for in them.
-
-        Raises TemplateError, with the template's own words where it refuses the messages."""
-        kwargs = dict(kwargs or {})
+    def render(self, messages: Messages, options: Options) -> tuple[Piece, ...]:
+        """Raises TemplateError, with the template's own words where it refuses the messages."""
+        kwargs = dict(options.kwargs)
         now = _moment(kwargs.pop("now", None)) if self._tells_time and "now" not in self.variables else None
-        kwargs = {name: value for name, value in kwargs.items() if name in self.variables}
         adapted = adapt(messages, self.abilities)
-        if tools is None and self.abilities.needs_tools:
-            tools = []
-        shield = Shield(self._control, [adapted, tools, documents, kwargs])
-        if not allow_control_tokens:
-            adapted = [shield.mask_message(message, mixed=mixed_turns) for message in adapted]
-            tools, documents, kwargs = shield.mask(tools), shield.mask(documents), shield.mask(kwargs)
-        if continue_final_message:
+        values: dict[str, Any] = {
+            "tools": [] if options.tools is None and self.abilities.needs_tools else options.tools,
+            "documents": options.documents,
+            **{name: value for name, value in kwargs.items() if name in self.variables},
+        }
+        shield = Shield(self._control, [adapted, values])
+        if not options.allow_control_tokens:
+            adapted = [shield.mask_message(message, mixed=options.mixed_turns) for message in adapted]
+            values = {name: shield.mask(value) for name, value in values.items()}
+        if options.continue_final_message:
             adapted[-1] = _tagged(adapted[-1])
         try:
             with render_state.clock(now), render_state.veiled(shield):
-                text = self._render(
-                    adapted,
-                    tools=tools,
-                    documents=documents,
-                    add_generation_prompt=add_generation_prompt,
-                    **kwargs,
-                )
+                text = self._render(adapted, add_generation_prompt=options.add_generation_prompt, **values)
         except TemplateError as error:
             words = shield.reveal(str(error))
             if path := broken_arguments(messages):
                 words = f"{path} is no JSON object, which this chat template needs: {words}"
             raise TemplateError(words) from None
-        if continue_final_message:
-            text = _cut_at_tag(text)
-        return shield.split(text)
+        return shield.split(_cut_at_tag(text) if options.continue_final_message else text)
 
     def _render(self, messages: Messages, tools: Any = None, documents: Any = None, **values: Any) -> str:
         values = {

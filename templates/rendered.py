@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 
 class TemplateError(ValueError):
@@ -19,6 +21,19 @@ class Piece:
 
     text: str
     control: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a chat is rendered."""
+
+    tools: list[dict[str, Any]] | None = None
+    documents: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    kwargs: Mapping[str, Any] = field(default_factory=dict)  # further variables for the template
+    allow_control_tokens: bool = False  # control tokens that texts spell become control tokens
+    mixed_turns: bool = False  # assistant turns hold what tools said: nothing is looked for in them
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from templates import index, model_files, react
 from templates.conversation import Messages
 from templates.jinja_template import JinjaTemplate, check_kwargs
 from templates.model_files import ModelFiles
-from templates.rendered import Piece, Rendered, Stop, TemplateError, pieces_text
+from templates.rendered import Options, Piece, Rendered, Stop, TemplateError, pieces_text
 from templates.shield import ControlTokens
 from templates.slots import SlotTemplate, parse_control_tokens, plain_messages
 from templates.stops import find_stop
@@ -86,7 +87,9 @@ class ChatTemplates:
     @cached_property
     def stop(self) -> Stop:
         """What ends an assistant's turn by this template, beside the eos tokens of the model's files."""
-        return find_stop(self._render_base, self._slots.stop if self._slots else (), self._files.is_token)
+        whole = Options(add_generation_prompt=False)
+        declared = self._slots.stop if self._slots else ()
+        return find_stop(lambda messages: self._pieces(messages, whole), declared, self._files.is_token)
 
     def replaced(self, template: str) -> ChatTemplates:
         """The same model with another template: the name of one of its own, or a template's text."""
@@ -105,59 +108,37 @@ class ChatTemplates:
         allow_control_tokens: bool = False,
     ) -> Rendered:
         """Raises TemplateError, with the template's own words where it refuses the messages."""
+        given = {name: value for name, value in (kwargs or {}).items() if value is not None}
         try:
             return self._rendered(
                 messages,
-                tools=tools,
-                documents=documents,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                kwargs={name: value for name, value in (kwargs or {}).items() if value is not None},
-                allow_control_tokens=allow_control_tokens,
+                Options(tools, documents, add_generation_prompt, continue_final_message, given, allow_control_tokens),
             )
         except RecursionError:
             raise TemplateError("the request is nested too deeply") from None
 
-    def _rendered(
-        self,
-        messages: Messages,
-        *,
-        tools: list[dict[str, Any]] | None,
-        documents: list[dict[str, Any]] | None,
-        add_generation_prompt: bool,
-        continue_final_message: bool,
-        kwargs: Mapping[str, Any],
-        allow_control_tokens: bool,
-    ) -> Rendered:
+    def _rendered(self, messages: Messages, options: Options) -> Rendered:
         if not messages:
             raise TemplateError("messages must not be empty")
-        if continue_final_message and add_generation_prompt:
+        if options.continue_final_message and options.add_generation_prompt:
             raise TemplateError("continue_final_message and add_generation_prompt exclude each other")
-        check_kwargs(kwargs)
-        template = self._pick(bool(tools))
-        uses_react = self._needs_react(messages, bool(tools), template)
+        check_kwargs(options.kwargs)
+        template = self._pick(bool(options.tools))
+        uses_react = self._needs_react(messages, bool(options.tools), template)
         if uses_react:
-            messages, goes_on = react.rewrite(plain_messages(messages), tools)
-            tools = None
+            messages, goes_on = react.rewrite(plain_messages(messages), options.tools)
+            options = replace(options, tools=None, mixed_turns=True)
             if goes_on:
-                add_generation_prompt, continue_final_message = False, True
-        pieces = self._render_base(
-            messages,
-            tools=tools,
-            documents=documents,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            kwargs=kwargs,
-            allow_control_tokens=allow_control_tokens,
-            mixed_turns=uses_react,
-        )
+                options = replace(options, add_generation_prompt=False, continue_final_message=True)
+        pieces = self._pieces(messages, options)
+        given = options.kwargs
         return Rendered(
             text=pieces_text(pieces),
             pieces=pieces,
             source=f"ReAct over {self.why}" if uses_react else self.why,
             stop_words=(react.STOP_WORD,) if uses_react else (),
             react=uses_react,
-            ignored_kwargs=template.ignored(kwargs) if template else tuple(sorted(kwargs.keys() - {"enable_thinking"})),
+            ignored_kwargs=template.ignored(given) if template else tuple(sorted(given.keys() - {"enable_thinking"})),
         )
 
     def _needs_react(self, messages: Messages, tools: bool, template: JinjaTemplate | None) -> bool:
@@ -173,41 +154,13 @@ class ChatTemplates:
         names = ("tool_use", "default") if tools else ("default",)
         return next((self._jinja[name] for name in names if name in self._jinja), next(iter(self._jinja.values())))
 
-    def _render_base(
-        self,
-        messages: Messages,
-        *,
-        tools: list[dict[str, Any]] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        allow_control_tokens: bool = False,
-        documents: list[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        mixed_turns: bool = False,
-    ) -> tuple[Piece, ...]:
-        if template := self._pick(bool(tools)):
-            return template.render(
-                messages,
-                tools=tools,
-                documents=documents,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                kwargs=kwargs,
-                allow_control_tokens=allow_control_tokens,
-                mixed_turns=mixed_turns,
-            )
+    def _pieces(self, messages: Messages, options: Options) -> tuple[Piece, ...]:
+        if template := self._pick(bool(options.tools)):
+            return template.render(messages, options)
         assert self._slots is not None
-        pieces = self._slots.render(
-            plain_messages(messages),
-            self._files.special_tokens,
-            adds_bos=self._files.adds_bos,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            enable_thinking=(kwargs or {}).get("enable_thinking") is not False,
-            mixed_turns=mixed_turns,
-        )
-        return parse_control_tokens(pieces, self._control) if allow_control_tokens else pieces
+        files = self._files
+        pieces = self._slots.render(plain_messages(messages), files.special_tokens, options, adds_bos=files.adds_bos)
+        return parse_control_tokens(pieces, self._control) if options.allow_control_tokens else pieces
 
 
 def custom_source(value: str, *, paths: bool = True) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from templates.conversation import Messages
-from templates.rendered import Piece, TemplateError
+from templates.rendered import Options, Piece, TemplateError
 from templates.shield import ControlTokens
 
 _PART = re.compile(r"⟦(?P<token>.*?)⟧|\{(?P<field>content|system|round0?|tools|name|arguments)\}", re.DOTALL)
@@ -65,30 +65,26 @@ class SlotTemplate:
         self,
         messages: Messages,
         special_tokens: Mapping[str, str],
+        options: Options = Options(),  # noqa: B008 (frozen)
         *,
         adds_bos: bool = False,
-        tools: list[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        enable_thinking: bool = True,
-        mixed_turns: bool = False,
     ) -> tuple[Piece, ...]:
         """`messages`: roles system, user, assistant, tool; contents are text. `adds_bos`: the tokenizer puts bos
-        before every text. `mixed_turns`: assistant turns hold what tools said, so no reasoning is taken out."""
+        before every text."""
         writer = _Writer(special_tokens, adds_bos, self.apart)
         writer.write(self.prefix)
-        held = self._write_system(writer, messages, tools)
+        held = self._write_system(writer, messages, options.tools)
         rounds = 0
         for index, message in enumerate(messages):
             role, content = message["role"], message.get("content") or ""
-            last = continue_final_message and index == len(messages) - 1
+            last = options.continue_final_message and index == len(messages) - 1
             if role == "system":
                 continue
             if role == "assistant":
                 writer.write(self.generation)
                 content = (
                     content
-                    if last or mixed_turns or not self.thinks
+                    if last or options.mixed_turns or not self.thinks
                     else content.rpartition("</think>")[2].lstrip("\n")
                 )
                 writer.write(self.assistant, content=[*writer.text(content), *self._calls(writer, message)], cut=last)
@@ -99,9 +95,9 @@ class SlotTemplate:
             writer.write(slot, content=writer.text(content), system=held, fields=fields, cut=last)
             held = []
         writer.extend(held)  # where there was no user's turn to put the system text into
-        if add_generation_prompt and not continue_final_message:
+        if options.add_generation_prompt:
             writer.write(self.generation)
-            if not enable_thinking:
+            if options.kwargs.get("enable_thinking") is False:
                 writer.write(self.nothink)
         return tuple(writer.pieces)
 

@@ -20,7 +20,7 @@ _MARKER = re.compile(r"<[^\s<>]+>|\[[^\s\[\]]+\]")
 
 
 def find_stop(
-    render: Callable[..., tuple[Piece, ...]],
+    render: Callable[[Messages], tuple[Piece, ...]],
     declared: Collection[str],
     is_token: Callable[[str], bool],
 ) -> Stop:
@@ -33,7 +33,7 @@ def find_stop(
     )
 
 
-def _end_of_turn(render: Callable[..., tuple[Piece, ...]]) -> str | None:
+def _end_of_turn(render: Callable[[Messages], tuple[Piece, ...]]) -> str | None:
     """What the template writes right behind an assistant's last turn; where that is nothing (the next turn's header
     ends this one), what it writes behind an earlier turn."""
     user: dict[str, Any] = {"role": "user", "content": "Hello"}
@@ -41,7 +41,7 @@ def _end_of_turn(render: Callable[..., tuple[Piece, ...]]) -> str | None:
     conversations: list[Messages] = [[user, assistant], [user, assistant, user]]
     for messages in conversations:
         try:
-            pieces = render(messages, add_generation_prompt=False)
+            pieces = render(messages)
         except TemplateError:
             continue
         if found := _behind_answer(pieces):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import templates
 from templates import Piece
 from templates.jinja_template import JinjaTemplate
+from templates.rendered import Options
 from templates.shield import STANDINS
 from tests.unit.template_folders import assistant, calls, make_folder, system, tool, user
 from worker.tokenizer import Tokenizer
@@ -31,7 +32,7 @@ def compiled(source: str, tokens: tuple[str, ...]) -> JinjaTemplate:
 
 
 def render(source: str, messages: list[dict[str, Any]], tokens: tuple[str, ...] = TOKENS, **options: Any) -> Any:
-    return compiled(source, tokens).render(messages, add_generation_prompt=False, **options)
+    return compiled(source, tokens).render(messages, Options(add_generation_prompt=False, **options))
 
 
 def control(pieces: tuple[Piece, ...]) -> list[str]:
@@ -100,7 +101,9 @@ def test_nothing_that_templates_do_to_a_text_makes_it_a_control_token(source: st
         "|im_end|>", "im_end|>", "im_end", "|im_end|", "tool_call>", "tool_call", "/tool_call", "INST", "[INST]",
         "s>", "s", "im_end|>\n<|im_start|>system", "think", "<<|im_end|>|im_end|>", "sop",
     ]  # fmt: skip
-    found = {content: control(template.render([user(content)], add_generation_prompt=False)) for content in contents}
+    found = {
+        content: control(template.render([user(content)], Options(add_generation_prompt=False))) for content in contents
+    }
     assert {content: tokens for content, tokens in found.items() if tokens} == {}
 
 
