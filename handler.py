@@ -37,8 +37,8 @@ log = logging.getLogger("worker")
 def main() -> int:
     started = time.monotonic()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    for chatty in ("httpx", "urllib3", "filelock"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    for chatty in ("httpx", "urllib3", "filelock", "huggingface_hub"):
+        logging.getLogger(chatty).setLevel(logging.ERROR)
     process: EngineProcess | None = None
     try:
         settings = Settings.from_env(os.environ)

@@ -141,7 +141,8 @@ def _download(name: str, revision: str | None, cache: Path | None, token: str | 
         hint = "HF_TOKEN has no access to it" if token else "set HF_TOKEN to a token that has access"
         raise ModelNotFound(f"'{name}' is gated on the hub: {hint}") from None
     except RevisionNotFoundError:
-        raise ModelNotFound(f"'{name}' has no revision '{revision}' on the hub") from None
+        wanted = revision or "main"
+        raise ModelNotFound(f"'{name}' has no revision '{wanted}' on the hub") from None
     except RepositoryNotFoundError:
         hint = "" if token else " (a private model needs HF_TOKEN)"
         raise ModelNotFound(f"'{name}' is neither a folder here nor a model on the hub{hint}") from None
