@@ -13,10 +13,11 @@ from typing import Any
 
 from templates import environment, render_state
 from templates.abilities import find_abilities
+from templates.control_tokens import ControlTokens
 from templates.conversation import Abilities, Messages, adapt, broken_arguments
 from templates.limits import Budget
 from templates.rendered import Options, Piece, TemplateError
-from templates.shield import ControlTokens, Shield
+from templates.shield import Shield
 
 # What the renderer itself passes or offers: no chat_template_kwargs may take its place.
 RESERVED_KWARGS = (

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from templates import index, model_files, react
+from templates.control_tokens import ControlTokens
 from templates.conversation import Messages
 from templates.jinja_template import JinjaTemplate, check_kwargs
 from templates.model_files import ModelFiles
 from templates.rendered import Options, Piece, Rendered, Stop, TemplateError, pieces_text
-from templates.shield import ControlTokens
 from templates.slots import SlotTemplate, parse_control_tokens, plain_messages
 from templates.stops import find_stop
 

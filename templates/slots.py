@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from templates.control_tokens import ControlTokens
 from templates.conversation import Messages
 from templates.rendered import Options, Piece, TemplateError
-from templates.shield import ControlTokens
 
 _PART = re.compile(r"⟦(?P<token>.*?)⟧|\{(?P<field>content|system|round0?|tools|name|arguments)\}", re.DOTALL)
 SLOTS = ("prefix", "system", "user", "generation", "assistant", "tool", "tools", "call", "nothink")
