@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -69,6 +70,58 @@ async def test_streamed_and_whole_say_the_same(worker: Worker, options: dict[str
         assert streamed_ids == choice.get("token_ids", [])
     streamed_usage = events[-1]["usage"]
     assert {**streamed_usage, "prompt_tokens_details": None} == {**body["usage"], "prompt_tokens_details": None}
+
+
+def random_options(rng: random.Random) -> dict[str, Any]:
+    """A greedy or seeded request of a few fields."""
+    options: dict[str, Any] = {"max_tokens": rng.randint(1, 12)}
+    choices: dict[str, list[Any]] = {
+        "temperature": [0, 0.7, 1.3],
+        "n": [1, 1, 2, 3],
+        "top_k": [-1, 5, 50],
+        "top_p": [0.5, 1.0],
+        "min_p": [0.0, 0.05],
+        "repetition_penalty": [1.0, 1.2],
+        "presence_penalty": [0.0, 1.0],
+        "stop": [["e"], [" the", "a "], ["\n", "zz"]],
+        "include_stop_str_in_output": [True],
+        "min_tokens": [1],
+        "ignore_eos": [True],
+        "skip_special_tokens": [False],
+        "best_of": [3],
+        "stop_token_ids": [[198, 28], [905]],
+        "logit_bias": [{"905": 3, "2": -100}],
+        "return_token_ids": [True],
+        "stream_interval": [3],
+        "echo": [True],
+    }
+    for name, values in choices.items():
+        if rng.random() < 0.4:
+            options[name] = rng.choice(values)
+    options.setdefault("temperature", 1.0)
+    return {**options, "seed": rng.randint(0, 9)}
+
+
+@pytest.mark.parametrize("seed", range(30))
+async def test_any_combination_says_the_same_streamed_or_not(worker: Worker, seed: int) -> None:
+    rng = random.Random(seed)
+    options = random_options(rng)
+    streamed_options = {**options, "stream": True, "stream_options": {"include_usage": True}}
+    prompt = rng.choice([SEASON, [SEASON, "Water"]])
+    for make in (chat, completion):
+        extra = {"prompt": prompt} if make is completion else {}
+        body, events = await asyncio.gather(
+            body_of(worker, make(**extra, **options)), events_of(worker, make(**extra, **streamed_options))
+        )
+        for choice in body["choices"]:
+            mine = [c for event in events for c in event["choices"] if c["index"] == choice["index"]]
+            text = "".join(c["text"] if "text" in c else c["delta"].get("content") or "" for c in mine)
+            assert text == (choice["text"] if "text" in choice else choice["message"]["content"])
+            ends = [(c["finish_reason"], c["stop_reason"]) for c in mine if c["finish_reason"] is not None]
+            assert ends == [(choice["finish_reason"], choice["stop_reason"])]
+            assert [i for c in mine for i in c.get("token_ids") or []] == choice.get("token_ids", [])
+        for key in ("prompt_tokens", "completion_tokens"):
+            assert events[-1]["usage"][key] == body["usage"][key]
 
 
 class TestPrompts:
