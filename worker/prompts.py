@@ -23,6 +23,7 @@ from worker.tokenizer import Tokenizer
 
 # About 5 ms of encoding; beyond it the event loop would make other streams wait.
 INLINE_CHARS = 10_000
+MESSAGE_CHARS = 50  # what a message costs besides
 T = TypeVar("T")
 
 
@@ -108,7 +109,7 @@ class PromptBuilder:
             return Prompt((*prefix, *ids), rendered.text, rendered=rendered)
 
         # A client's own template may take its time whatever its input's size.
-        num_chars = sum(_num_chars(message) for message in messages)
+        num_chars = sum(_num_chars(message) for message in messages) + MESSAGE_CHARS * len(messages)
         return await _off_loop(num_chars if request.chat_template is None else INLINE_CHARS + 1, run)
 
     def _render(self, request: TemplateFields, messages: list[dict[str, Any]]) -> Rendered:
