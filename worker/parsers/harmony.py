@@ -73,12 +73,14 @@ class Harmony(Machine):
 
     def _call(self, name: str) -> Steps[bool]:
         """A call with the arguments that come next. -> False if they are no JSON object."""
-        space = yield from self.source.space()
+        self.source.mark()
+        yield from self.source.space()
         char = yield from self.source.peek()
         empty = (yield from self.source.one_of(_ENDS)) is not None
         if not empty and char != "{":
-            self.source.unread(space)
+            self.source.rewind()
             return False
+        self.source.forget()
         index, self.count = self.count, self.count + 1
         self.emit(ToolCallStart(index, f"call_{secrets.token_hex(12)}", name))
         if empty:
@@ -91,7 +93,8 @@ class Harmony(Machine):
 
         yield from copy_value(self.source, args, (*_ENDS, _START))
         yield from self.source.space()
-        yield from self.source.one_of(_ENDS)
+        if (yield from self.source.one_of(_ENDS)) is None:
+            yield from self.source.cut_off(_ENDS)
         return True
 
     def _say(self, kind: type[Content] | type[Reasoning], text: str) -> None:

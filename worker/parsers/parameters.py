@@ -37,7 +37,7 @@ class ParameterParser(ToolParser):
         stops = (*(f"\n{end}" for end in ends), *ends)
         if kind == "string" or (kind is None and types == {"string"}):
             self.args('"')
-            end = yield from self.source.until(stops, lambda text: self.args(escape(text)))
+            end = yield from self.source.until(stops, lambda text: self.args(escape(text)), drop_cut=True)
             if end is not None:
                 self.args('"')
         else:

@@ -94,7 +94,7 @@ def copy_string(source: Source, emit: Callable[[str], None]) -> Steps[bool]:
             return True
         if char == "\\":
             pair = yield from source.peek(2)
-            emit(escape(source.take(1)) if len(pair) < 2 else _escaped(source.take(2)))
+            emit(source.take(1) if len(pair) < 2 else _escaped(source.take(2)))
         else:
             emit(escape(source.take(1)))
 

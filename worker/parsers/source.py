@@ -87,9 +87,12 @@ class Source:
             if self._at < len(self._text) or not (yield from self.more()):
                 return
 
-    def until(self, stops: tuple[str, ...], emit: Callable[[str], None]) -> Steps[str | None]:
+    def until(
+        self, stops: tuple[str, ...], emit: Callable[[str], None], *, drop_cut: bool = False
+    ) -> Steps[str | None]:
         """Reads up to and including the first of `stops`, and gives the text before it to `emit` as it comes, except
-        what may yet become a stop. -> the stop, None at the end of the text."""
+        what may yet become a stop. -> the stop, None at the end of the text. `drop_cut`: the beginning of a stop at the
+        end of the text is read, but not given to `emit`."""
         pattern = _any_of(stops)
         while True:
             start = self._unsure(stops)
@@ -97,10 +100,20 @@ class Source:
             if found and (self.ended or found.start() < start):
                 emit(self.take(found.start() - self._at))
                 return self.take(len(found[0]))
-            emit(self.take((len(self._text) if self.ended else start) - self._at))
+            emit(self.take(start - self._at))
             if not (yield from self.more()):
-                emit(self.rest())
+                rest = self.rest()
+                emit("" if drop_cut else rest)
                 return None
+
+    def cut_off(self, texts: tuple[str, ...]) -> Steps[bool]:
+        """Whether the text ends within one of `texts`, or right before it. What is there of it is read."""
+        longest = max(map(len, texts), default=0)
+        rest = yield from self.peek(longest)
+        if len(rest) < longest and any(text.startswith(rest) for text in texts):
+            self.take(len(rest))
+            return True
+        return False
 
     def mark(self) -> None:
         """Remembers this place: `rewind` or `forget` it."""

@@ -105,7 +105,9 @@ class ToolParser(Machine):
         return True
 
     def say(self, text: str) -> None:
-        """Text that is content."""
+        """Text that is content. The beginning of a closing marker at the end of the output is none."""
+        if self.source.ended and self._after_call and any(close.startswith(text) for close in self.closes):
+            return
         text = self._space + text
         said = text.rstrip()
         self._space = text[len(said) :]
@@ -208,21 +210,21 @@ class ToolParser(Machine):
         self.source.mark()
         while (yield from self.source.peek()) in tuple(_JUNK):
             self.source.take(1)
-        if (yield from self.source.one_of(self.ends)) is None:
+        if (yield from self.source.one_of(self.ends)) is None and not (yield from self.source.cut_off(self.ends)):
             self.source.rewind()
         else:
             self.source.forget()
 
     def _open(self, marker: str) -> Steps[None]:
         """The opening of a section is dropped if a call follows."""
-        self.source.mark()
         space = yield from self.source.space()
+        self.source.mark()
         follows = (yield from self.source.one_of(self.starts)) is not None
         self.source.rewind()
         if follows:
             self._owed = marker + space
         else:
-            self.say(marker)
+            self.say(marker + space)
 
 
 def _arguments(text: str | None) -> str:

@@ -38,10 +38,14 @@ class Gemma4(ToolParser):
             return (yield from copy_string(self.source, self.args))
         if (yield from self.source.literal(self.quote)):
             self.args('"')
-            if (yield from self.source.until((self.quote,), lambda text: self.args(escape(text)))) is None:
+            if (
+                yield from self.source.until((self.quote,), lambda text: self.args(escape(text)), drop_cut=True)
+            ) is None:
                 return False
             self.args('"')
             return True
+        if (yield from self.source.cut_off((self.quote,))):
+            return False
         text = yield from self.source.run(_SCALAR)
         if (yield from self.source.peek()) == "":
             return False
@@ -64,7 +68,7 @@ class Gemma4(ToolParser):
                 self.args(", ")
             first = False
             if opening == "{" and not (yield from self._key()):
-                return (yield from self._broken("null" + closing))
+                return (yield from self._broken(closing))
             if not (yield from self._value(depth + 1)):
                 return False
 
@@ -76,12 +80,14 @@ class Gemma4(ToolParser):
             yield from self.source.space()
         else:
             key.append((yield from self.source.run(_KEY)).strip().strip('"'))
+        if not (yield from self.source.literal(":")):
+            return False
         self.args(dumps("".join(key)) + ": ")
-        return (yield from self.source.literal(":"))
+        return True
 
     def _broken(self, closing: str) -> Steps[bool]:
         """What follows is no item: the value is closed, unless the text is over."""
-        if (yield from self.source.peek()) == "":
+        if (yield from self.source.cut_off((self.quote,))):
             return False
         self.args(closing)
         return True

@@ -31,10 +31,13 @@ class Glm45(ParameterParser):
                 return
             yield from self.source.space()
             if not (yield from self.source.literal(_VALUE)):
+                if (yield from self.source.cut_off((_VALUE,))):
+                    return
+                mark = None
                 break
             if (yield from self.argument("".join(key).strip(), (_VALUE_END,))) is None:
                 return
             yield from self.source.space()
             mark = yield from self.source.one_of((_KEY, *self.ends))
-        if mark is not None or (yield from self.source.peek()):
+        if mark is not None or not (yield from self.source.cut_off((_KEY, *self.ends))):
             self.end_object()

@@ -31,7 +31,7 @@ class Invoke(ParameterParser):
             key, kind = yield from self._attributes()
             if key is None or (yield from self.argument(key, (self.parameter_end,), kind=kind)) is None:
                 return
-        if mark is not None or (yield from self.source.peek()):
+        if mark is not None or not (yield from self.source.cut_off((self.parameter, *self.ends))):
             self.end_object()
 
     def _attributes(self) -> Steps[tuple[str | None, str | None]]:

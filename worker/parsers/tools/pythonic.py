@@ -105,7 +105,9 @@ def _keywords(text: str, schema: Mapping[str, Any] | None) -> dict[str, Any]:
             raise NotACall
         names = list((schema or {}).get("properties") or {})
         arguments = {names[index]: _value(node, 0) for index, node in enumerate(call.args)}
-        return arguments | {str(keyword.arg): _value(keyword.value, 0) for keyword in call.keywords if keyword.arg}
+        if any(keyword.arg is None for keyword in call.keywords):
+            raise NotACall
+        return arguments | {str(keyword.arg): _value(keyword.value, 0) for keyword in call.keywords}
     except (SyntaxError, ValueError, IndexError, MemoryError, RecursionError):
         raise NotACall from None
 

@@ -27,14 +27,15 @@ class Qwen3Coder(ParameterParser):
         self.begin_object("".join(head).strip())
         while True:
             yield from self.source.space()
-            mark = yield from self.source.one_of((_PARAMETER, _END, *self.ends, *self.closes))
+            expected = (_PARAMETER, _END, *self.ends, *self.closes)
+            mark = yield from self.source.one_of(expected)
             if mark == _PARAMETER:
                 yield from self._parameter()
             elif mark != _END:
                 break
         if mark in self.closes:
             self.source.unread(mark)  # the end of the function was left out
-        if mark is not None or (yield from self.source.peek()):
+        if mark is not None or not (yield from self.source.cut_off(expected)):
             self.end_object()
 
     def _parameter(self) -> Steps[None]:
