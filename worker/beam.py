@@ -19,7 +19,28 @@ from engine.client import EngineClient
 from engine.messages import FinishReason, Request, SamplingParams, SequenceOutput, TokenLogprobs
 from worker.detokenizer import Detokenizer
 from worker.generation import Candidate, OnStep, Timing, engine_error, first_failure, usage_of
+from worker.protocol.generation import Generation
 from worker.protocol.responses import Usage
+from worker.protocol.validation import fail
+
+# What beam search, which draws nothing, cannot honour: field and the value that asks for nothing.
+_NOT_WITH_BEAMS = {
+    "logit_bias": (),
+    "allowed_token_ids": None,
+    "bad_words": (),
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": None,
+}
+
+
+def refuse_beside_beams(request: Generation) -> None:
+    """Refuses a request with beam search for what the search would ignore. Raises BadRequest."""
+    for name, nothing in _NOT_WITH_BEAMS.items():
+        if getattr(request, name) not in (nothing, 1.0 if name == "repetition_penalty" else nothing):
+            fail(name, "cannot be combined with use_beam_search")
+    if request.constraint is not None:
+        fail(request.constraint.param, "cannot be combined with use_beam_search")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import templates
 from engine.messages import EngineInfo
 from templates import ChatTemplates, TemplateError
 from worker import VERSION, sampling
+from worker.control_tokens import TokenizerError
 from worker.errors import ModelNotFound, SettingsError
 from worker.model_files import ModelFiles
 from worker.parsers import registry
@@ -20,7 +21,7 @@ from worker.protocol.requests import ChatCompletionRequest
 from worker.protocol.validation import quote
 from worker.settings import Settings, public_name
 from worker.structured import OutputFormats
-from worker.tokenizer import Tokenizer, TokenizerError
+from worker.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from worker.answers.base import Frame, Writer
 from worker.answers.chat import ChatRules, StreamedChat, WholeChat
 from worker.answers.completion import CompletionRules, StreamedCompletion, WholeCompletion
 from worker.answers.native import NativeStream, NativeWhole
-from worker.beam import BeamGeneration, BeamOptions
+from worker.beam import BeamGeneration, BeamOptions, refuse_beside_beams
 from worker.detokenizer import Detokenizer
 from worker.errors import RateLimited, WorkerError
 from worker.generation import Candidate, Generation, Timing, ranked
@@ -41,15 +41,6 @@ log = logging.getLogger("worker")
 
 AnyRequest = ChatCompletionRequest | CompletionRequest
 Send = Callable[[Any], None]
-# What beam search, which draws nothing, cannot honour: field and the value that asks for nothing.
-_NOT_WITH_BEAMS = {
-    "logit_bias": (),
-    "allowed_token_ids": None,
-    "bad_words": (),
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": None,
-}
 
 
 class Serving:
@@ -98,7 +89,8 @@ class Answer:
     async def _chat(self, request: ChatCompletionRequest, send: Send) -> None:
         model = self._model
         name = model.resolve(request.model)
-        self._refuse_what_cannot_be(request)
+        if request.use_beam_search:
+            refuse_beside_beams(request)
         prompt = await model.prompts.chat(request)
         plan = await model.outputs.plan(request, prompt)
         head = Head.chat(name, request.request_id, model.fingerprint)
@@ -112,7 +104,8 @@ class Answer:
     async def _completions(self, request: CompletionRequest, send: Send) -> None:
         model = self._model
         name = model.resolve(request.model)
-        self._refuse_what_cannot_be(request)
+        if request.use_beam_search:
+            refuse_beside_beams(request)
         prompts = await model.prompts.completions(request)
         plan = await model.outputs.plan_completion(request.constraint)
         head = Head.completion(name, request.request_id, model.fingerprint)
@@ -227,14 +220,6 @@ class Answer:
             most=native.max_batch_size or settings.max_batch_size,
             growth=native.batch_size_growth_factor or settings.batch_size_growth_factor,
         )
-
-    def _refuse_what_cannot_be(self, request: AnyRequest) -> None:
-        if request.use_beam_search:
-            for name, nothing in _NOT_WITH_BEAMS.items():
-                if getattr(request, name) not in (nothing, 1.0 if name == "repetition_penalty" else nothing):
-                    fail(name, "cannot be combined with use_beam_search")
-            if request.constraint is not None:
-                fail(request.constraint.param, "cannot be combined with use_beam_search")
 
     def _log_request(self, request: AnyRequest, prompt: Prompt, params: SamplingParams) -> None:
         if ignored := request.ignored_fields():

@@ -14,7 +14,6 @@ Knows nothing of templates, requests or generation settings.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,13 +22,10 @@ import orjson
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
+from worker.control_tokens import TokenizerError, chat_backend, read_backend, secret_names
 from worker.token_bytes import TokenBytes
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-
-
-class TokenizerError(Exception):
-    """The tokenizer of a model folder cannot be used. The message is one line for the operator."""
 
 
 class Piece(Protocol):
@@ -46,14 +42,14 @@ class Tokenizer:
 
     def __init__(self, document: dict[str, Any], config: dict[str, Any]) -> None:
         """`document` is tokenizer.json, `config` tokenizer_config.json ({} if the model has none)."""
-        self._backend = _backend(document | {"truncation": None, "padding": None})
+        self._backend = read_backend(document | {"truncation": None, "padding": None})
         _add_tokens(self._backend, config)
         added = self._backend.get_added_tokens_decoder()
         self.added_tokens: dict[str, int] = {token.content: token_id for token_id, token in added.items()}
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._bytes = TokenBytes(self._backend, document.get("decoder"), frozenset(added))
-        self._names = _secret_names(added)
-        self._chat_backend = _chat_backend(document, added, self._names)
+        self._names = secret_names(added)
+        self._chat_backend = chat_backend(document, added, self._names)
 
         vocabulary = self._backend.get_vocab()
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
@@ -166,13 +162,6 @@ def _json(file: Path) -> dict[str, Any]:
     return value
 
 
-def _backend(document: dict[str, Any]) -> Backend:
-    try:
-        return Backend.from_str(orjson.dumps(document).decode())
-    except Exception as error:  # the library raises bare Exception
-        raise TokenizerError(f"tokenizer.json cannot be read: {error}") from None
-
-
 def _encode(backend: Backend, text: str) -> list[int]:
     # The batch call releases the GIL, the single one does not; "fast" leaves out offsets.
     return backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
@@ -205,66 +194,3 @@ def _add_tokens(backend: Backend, config: dict[str, Any]) -> None:
         if (content := _content(token)) is not None:
             flags = token if isinstance(token, dict) else {"content": content}
             backend.add_special_tokens([_added_token(flags, special=True)])
-
-
-def _secret_names(added: dict[int, AddedToken]) -> dict[int, str]:
-    """Names that no user can guess, by id. Runs of spaces keep theirs: they are text, and text may contain them."""
-    nonce = secrets.token_hex(8)
-    return {
-        token_id: f"\ue000{nonce}.{token_id}\ue001" if token.content.strip() else token.content
-        for token_id, token in added.items()
-    }
-
-
-def _chat_backend(document: dict[str, Any], added: dict[int, AddedToken], names: dict[int, str]) -> Backend:
-    """The same tokenizer with every added token renamed, in the list of added tokens and in the model."""
-    renamed = {token.content: names[token_id] for token_id, token in added.items()}
-    entries = [
-        {
-            "id": token_id,
-            "content": names[token_id],
-            "single_word": token.single_word,
-            "lstrip": token.lstrip,
-            "rstrip": token.rstrip,
-            "normalized": token.normalized,
-            "special": token.special,
-        }
-        for token_id, token in sorted(added.items())
-    ]
-    backend = _backend(
-        document
-        | {
-            "added_tokens": entries,
-            "model": _renamed_model(document["model"], renamed),
-            "post_processor": None,
-            "truncation": None,
-            "padding": None,
-        }
-    )
-    for token_id, name in names.items():
-        if backend.token_to_id(name) != token_id:
-            raise TokenizerError(f"tokenizer.json gives the added token {added[token_id].content!r} two ids")
-    return backend
-
-
-def _renamed_model(model: dict[str, Any], renamed: dict[str, str]) -> dict[str, Any]:
-    """The model section with tokens renamed, and without merges that would still build one of them from text."""
-    vocab = model["vocab"]
-    changed = {old for old, new in renamed.items() if old != new}
-    if isinstance(vocab, dict):
-        present = changed & vocab.keys()
-        vocab = {renamed.get(token, token): token_id for token, token_id in vocab.items()} if present else vocab
-    else:
-        present = changed & {token for token, _ in vocab}
-        vocab = [[renamed.get(token, token), score] for token, score in vocab] if present else vocab
-    model = model | {"vocab": vocab}
-    if present and "merges" in model:
-        model["merges"] = [merge for merge in model["merges"] if not _touches(merge, present)]
-    if model.get("unk_token") in present:
-        model["unk_token"] = renamed[model["unk_token"]]
-    return model
-
-
-def _touches(merge: list[str] | str, tokens: set[str]) -> bool:
-    left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
-    return left in tokens or right in tokens or left + right in tokens

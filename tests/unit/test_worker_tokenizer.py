@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 
 from tests.fakes import small_tokenizers as small
-from worker.tokenizer import Tokenizer, TokenizerError
+from worker.control_tokens import TokenizerError
+from worker.tokenizer import Tokenizer
 
 KINDS: dict[str, Callable[[], Backend]] = {
     "prepend": lambda: small.sentencepiece_bpe("prepend"),
