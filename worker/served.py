@@ -130,9 +130,26 @@ def _formats(text: ModelText, settings: Settings) -> Formats:
         return registry.formats(
             text.templates.text,
             text.files.model_type,
+            sample=_sample_call(text.templates),
             response_template=text.files.tokenizer_config.get("response_template"),
             tool=settings.tool_call_parser,
             reasoning=settings.reasoning_parser,
         )
     except UnknownFormat as error:
         raise SettingsError(str(error)) from None
+
+
+def _sample_call(chat_templates: ChatTemplates) -> str:
+    """A chat in which a tool is called, as the template writes it; "" where it cannot."""
+    function = {"name": "look_up", "description": "Looks up.", "parameters": {"type": "object", "properties": {}}}
+    call = {"id": "call00001", "type": "function", "function": {"name": "look_up", "arguments": {"word": "a"}}}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "Look up a."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+    try:
+        tools = [{"type": "function", "function": function}]
+        rendered = chat_templates.render(messages, tools=tools, add_generation_prompt=False)
+    except TemplateError:
+        return ""
+    return "" if rendered.react else rendered.text

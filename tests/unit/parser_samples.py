@@ -149,6 +149,20 @@ WRITERS: dict[str, Callable[[list[tuple[str, Any]]], str]] = {
     "deepseek_v31": _deepseek_v31,
     "deepseek_dsml": _invoke("｜DSML｜", "｜DSML｜function_calls", typed=True),
     "minimax_m2": _invoke("", "minimax:tool_call", typed=False),
+    "muse_glimmer": _invoke("atem:", "atem:function_calls", typed=False),
+    "minicpm5": lambda calls: (
+        _invoke("", "x", typed=False)(calls)
+        .replace("<x>\n", "")
+        .replace("</x>", "")
+        .replace("invoke", "function")
+        .replace("parameter", "param")
+    ),
+    "seed_oss": lambda calls: (
+        _qwen3_coder(calls)
+        .replace("tool_call>", "seed:tool_call>")
+        .replace(">\n", ">")
+        .replace("\n</parameter", "</parameter")
+    ),
     "mistral": _list_of("arguments", "[TOOL_CALLS]"),
     "mistral_v11": lambda calls: "".join(f"[TOOL_CALLS]{n}[ARGS]{json.dumps(a)}" for n, a in calls),
     "glm45": _glm45,
@@ -167,6 +181,8 @@ WRITERS: dict[str, Callable[[list[tuple[str, Any]]], str]] = {
     "tool_calls": _list_of("arguments", "<tool_calls>", "</tool_calls>"),
     "nemotron": _list_of("arguments", "<TOOLCALL>", "</TOOLCALL>"),
     "cohere": _list_of("parameters", "<|START_ACTION|>", "<|END_ACTION|>"),
+    "command_r": _list_of("parameters", "Action: ```json\n", "\n```"),
+    "gigachat3": lambda calls: "".join(f"<|function_call|>{_object(*call)}" for call in calls),
     "json": _list_of("arguments", ""),
     "harmony": _harmony,
 }

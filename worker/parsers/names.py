@@ -52,23 +52,28 @@ REASONING_ALIASES = {
 
 # What a template writes -> the format; the first pattern that occurs decides.
 TOOL_MARKS = (
-    (r"<｜DSML｜", "deepseek_dsml"),
+    (r"｜DSML｜", "deepseek_dsml"),
     (r"<\|channel\|>.*<\|message\|>|<\|message\|>.*<\|channel\|>", HARMONY),
-    (r"<｜tool▁call▁begin｜>['\" +]*function|```json", "deepseek_v3"),
+    (r"<｜tool▁call▁begin｜>.*```json", "deepseek_v3"),
     (r"<｜tool▁call▁begin｜>", "deepseek_v31"),
     (r"<\|tool_call_begin\|>", "kimi_k2"),
     (r"<arg_key>", "glm45"),
     (r"<minimax:tool_call>", "minimax_m2"),
+    (r"<atem:invoke ", "muse_glimmer"),
+    (r"<function name=.*<param name=", "minicpm5"),
+    (r"<seed:tool_call>", "seed_oss"),
     (r"<function=.*<parameter=", "qwen3_coder"),
     (r"\[TOOL_CALLS\].*\[ARGS\]", "mistral_v11"),
     (r"\[TOOL_CALLS\]", "mistral"),
     (r"<\|tool_call>", "gemma4"),
     (r"<start_function_call>", "functiongemma"),
-    (r"<\|tool_call_start\|>", "lfm2"),
+    (r"<\|tool_call_start\|>|<\|tool_list_start\|>", "lfm2"),
     (r"<function_calls>", "olmo3"),
     (r"functools", "phi4_mini"),
     (r"<\|action_start\|>", "internlm"),
     (r"<\|START_ACTION\|>", "cohere"),
+    (r"Action:(?:\s|\\n)*```json", "command_r"),
+    (r"<\|function_call\|>", "gigachat3"),
     (r"<TOOLCALL>", "nemotron"),
     (r"<tool_calls>", "tool_calls"),
     (r"<tool_call>", "hermes"),
@@ -86,7 +91,7 @@ REASONING_MARKS = (
     (r"◁think▷", "kimi"),
     (r"<\|inner_prefix\|>", "apertus"),
     (r"Here is my thought process:", "granite"),
-    (r"</think>.*<response>|<response>.*</think>", "response"),
+    (r"<response></response>", "response"),
     (r"</?think>", "think"),
 )
 # Models whose prompts are not written by a template that shows it.
@@ -98,5 +103,5 @@ BY_MODEL_TYPE: dict[str, tuple[str | None, str | None]] = {
     "kimi_k2": ("kimi_k2", "think"),
     "glm4_moe": ("glm45", "think"),
     "minimax_m2": ("minimax_m2", "think"),
-    "seed_oss": (None, "seed_oss"),
+    "seed_oss": ("seed_oss", "seed_oss"),
 }

@@ -33,16 +33,16 @@ from worker.parsers.tools.glm45 import Glm45
 from worker.parsers.tools.granite import Granite
 from worker.parsers.tools.hermes import Hermes
 from worker.parsers.tools.internlm import InternLM
-from worker.parsers.tools.invoke import DeepSeekDsml, MiniMaxM2
+from worker.parsers.tools.invoke import DeepSeekDsml, MiniCPM5, MiniMaxM2, MuseGlimmer
 from worker.parsers.tools.json_tags import JsonCalls
 from worker.parsers.tools.kimi_k2 import KimiK2
 from worker.parsers.tools.llama3_json import Llama3Json
 from worker.parsers.tools.mistral import Mistral, MistralV11
 from worker.parsers.tools.phi4_mini import Phi4Mini
 from worker.parsers.tools.pythonic import Lfm2, Olmo3, Pythonic
-from worker.parsers.tools.qwen3_coder import Qwen3Coder
+from worker.parsers.tools.qwen3_coder import Qwen3Coder, SeedOss
 from worker.parsers.tools.react import ReAct
-from worker.parsers.tools.tagged_list import Cohere, Nemotron, ToolCalls
+from worker.parsers.tools.tagged_list import Cohere, CommandR, GigaChat3, Nemotron, ToolCalls
 
 FORMATS: dict[str, type[ToolParser]] = {
     "hermes": Hermes,
@@ -61,6 +61,9 @@ FORMATS: dict[str, type[ToolParser]] = {
     "olmo3": Olmo3,
     "granite": Granite,
     "minimax_m2": MiniMaxM2,
+    "muse_glimmer": MuseGlimmer,
+    "minicpm5": MiniCPM5,
+    "seed_oss": SeedOss,
     "gemma4": Gemma4,
     "functiongemma": FunctionGemma,
     "phi4_mini": Phi4Mini,
@@ -68,6 +71,8 @@ FORMATS: dict[str, type[ToolParser]] = {
     "tool_calls": ToolCalls,
     "nemotron": Nemotron,
     "cohere": Cohere,
+    "command_r": CommandR,
+    "gigachat3": GigaChat3,
     "json": JsonCalls,
 }
 
@@ -98,13 +103,16 @@ def formats(
     template_source: str,
     model_type: str = "",
     *,
+    sample: str = "",
     response_template: Any = None,
     tool: str | None = None,
     reasoning: str | None = None,
 ) -> Formats:
     """A model's formats: `tool` and `reasoning` where the operator names them (TOOL_CALL_PARSER, REASONING_PARSER),
-    else what the chat template shows, else the checkpoint's own description. Raises UnknownFormat."""
+    else what the chat template shows, else the checkpoint's own description. `sample`: a chat with a tool call as the
+    template renders it, which shows the format where the source puts it together from parts. Raises UnknownFormat."""
     shown_tool, shown_reasoning = detect(template_source, model_type)
+    shown_tool = detect(sample)[0] or shown_tool
     if shown_tool is None and response_template is not None and supported(response_template):
         shown_tool = shown_reasoning = RESPONSE_TEMPLATE
     found = Formats(

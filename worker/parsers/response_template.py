@@ -39,32 +39,49 @@ class ResponseTemplateParser:
 
     def __init__(self, template: Any, tools: Tools, prompt: str = "") -> None:
         """`prompt`: the rendered prompt; what it already wrote of the answer counts."""
-        self._parser = _parser(template, prompt, tools)
+        self._make = lambda: _parser(template, prompt, tools)
+        self._parser = self._make()
+        self._fed = ""
         self._tools = tools
         self._count = 0
         self._region = ""  # the text of the calls being read
         self._space: dict[str, str] = {}  # by field: at the end of what was said
         self.markers = frozenset(_literals(template))
-        self._failed = False
+        self._failed = False  # a region could not be parsed: everything from there on is text
 
     def feed(self, text: str) -> list[Delta]:
         if self._failed:
             return [Content(text)] if text else []
-        return self._deltas(lambda: self._parser.feed(text))
+        try:
+            deltas = self._deltas(self._parser.feed(text))
+        except Exception:  # a region that its own description cannot parse raises anything
+            return self._text_from_failure(text)
+        self._fed += text
+        return deltas
 
     def close(self) -> list[Delta]:
         if self._failed:
             return []
-        deltas = self._deltas(lambda: self._parser.finalize()[1])
+        try:
+            return self._deltas(self._parser.finalize()[1])
+        except Exception:
+            return [Content(self._region)] if self._region else []
+
+    def _text_from_failure(self, text: str) -> list[Delta]:
+        """Reads `text` again, by characters: what came before the failure is kept."""
+        self._failed = True
+        parser = self._make()
+        parser.feed(self._fed)
+        deltas: list[Delta] = []
+        for index, char in enumerate(text):
+            try:
+                deltas += self._deltas(parser.feed(char))
+            except Exception:
+                rest = self._region + text[index + 1 :]
+                return [*deltas, Content(rest)] if rest else deltas
         return deltas
 
-    def _deltas(self, advance: Any) -> list[Delta]:
-        try:
-            events = advance()
-        except Exception:  # a region that its own description cannot parse raises anything
-            self._failed = True
-            text, self._region = self._region, ""
-            return [Content(text)] if text else []
+    def _deltas(self, events: list[dict[str, Any]]) -> list[Delta]:
         return [delta for event in events for delta in self._event(event)]
 
     def _event(self, event: dict[str, Any]) -> list[Delta]:

@@ -1,5 +1,6 @@
-"""<invoke name="NAME"> with <parameter name="KEY">value</parameter>, in a section: MiniMax M2, and DeepSeek V3.2 and
-V4, whose tags begin with ｜DSML｜ and say of each value whether it is a string or JSON."""
+"""<invoke name="NAME"> with <parameter name="KEY">value</parameter>, in a section: MiniMax M2; Muse Glimmer and
+MiniCPM5 with other tags; DeepSeek V3.2 and V4, whose tags begin with ｜DSML｜ and say of each value whether it is a
+string or JSON."""
 
 import re
 
@@ -13,7 +14,7 @@ _KINDS = {"true": "string", "false": "json", None: None}
 
 
 class Invoke(ParameterParser):
-    """Base of both."""
+    """Base of all."""
 
     parameter: str
     parameter_end: str
@@ -67,3 +68,19 @@ class DeepSeekDsml(Invoke):
     inner = ("｜DSML｜",)
     parameter = '<｜DSML｜parameter name="'
     parameter_end = "</｜DSML｜parameter>"
+
+
+class MuseGlimmer(Invoke):
+    opens = ("<atem:function_calls>",)
+    closes = ("</atem:function_calls>",)
+    starts = ('<atem:invoke name="',)
+    ends = ("</atem:invoke>",)
+    parameter = '<atem:parameter name="'
+    parameter_end = "</atem:parameter>"
+
+
+class MiniCPM5(Invoke):
+    starts = ('<function name="',)
+    ends = ("</function>",)
+    parameter = '<param name="'
+    parameter_end = "</param>"

@@ -1,5 +1,5 @@
 """Qwen3-Coder, Qwen3.5, Nemotron 3, Step 3.5: <function=NAME> with <parameter=KEY> value </parameter>, in <tool_call>
-(which the models sometimes leave out)."""
+(which the models sometimes leave out). Seed-OSS: the same in <seed:tool_call>."""
 
 from worker.parsers.parameters import ParameterParser
 from worker.parsers.source import Steps
@@ -46,3 +46,14 @@ class Qwen3Coder(ParameterParser):
         end = yield from self.argument("".join(key).strip(), (_END, f"\n{_PARAMETER}", *self.ends))
         if end is not None and end != _END:
             self.source.unread(end.lstrip("\n"))  # the end of the parameter was left out
+
+
+class SeedOss(Qwen3Coder):
+    opens = ("<seed:tool_call>",)
+    closes = ("</seed:tool_call>",)
+    shape = Shape(
+        "<seed:tool_call>\n<function=NAME>\n",
+        "</function>\n</seed:tool_call>",
+        parameter=("<parameter=KEY>", "</parameter>\n"),
+        between="\n",
+    )

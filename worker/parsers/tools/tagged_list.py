@@ -1,5 +1,5 @@
-"""One JSON array of all calls in a pair of tags: Jamba and Hunyuan (<tool_calls>), Nemotron (<TOOLCALL>), Cohere
-(<|START_ACTION|>), Apertus and its kin."""
+"""One JSON array of all calls in a pair of tags: Jamba, Hunyuan, MiniMax M1 (<tool_calls>), Nemotron (<TOOLCALL>),
+Cohere (<|START_ACTION|>; Command R+ a fenced block behind "Action:"), GigaChat (<|function_call|>)."""
 
 from worker.parsers.tool_parser import Shape
 from worker.parsers.tools.json_tags import JsonTags
@@ -23,3 +23,14 @@ class Cohere(JsonTags):
     shape = Shape(
         '{"tool_name": "NAME", "parameters": ', "}", first="<|START_ACTION|>[", between=", ", last="]<|END_ACTION|>"
     )
+
+
+class CommandR(JsonTags):
+    starts = ("Action: ```json", "Action:```json", "Action:\n```json")
+    ends = ("```",)
+    shape = Shape('{"tool_name": "NAME", "parameters": ', "}", first="Action: ```json\n[", between=", ", last="]```")
+
+
+class GigaChat3(JsonTags):
+    starts = ("<|function_call|>",)
+    shape = Shape('<|function_call|>{"name": "NAME", "arguments": ', "}", many=False)
