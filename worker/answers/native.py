@@ -9,6 +9,7 @@ from typing import Any
 
 from worker.answers.base import Frame
 from worker.pipeline import Step
+from worker.protocol.responses import Usage
 
 
 class NativeStream:
@@ -18,7 +19,7 @@ class NativeStream:
         self._most = most
         self._growth = growth
         self._batch: list[list[str]] = [[] for _ in range(num_choices)]
-        self._sent = False
+        self._told: Usage | None = None  # in the last batch
 
     def step(self, index: int, step: Step) -> None:
         if step.content:
@@ -28,13 +29,14 @@ class NativeStream:
             self._size = min(self._size * self._growth, self._most)
 
     def close(self) -> None:
-        if any(self._batch) or not self._sent:
+        # A last token without text still counts: the usage of the last batch is that of the whole answer.
+        if any(self._batch) or self._told != self._frame.usage():
             self._flush()
 
     def _flush(self) -> None:
         self._frame.send(_body(self._frame, self._batch))
         self._batch = [[] for _ in self._batch]
-        self._sent = True
+        self._told = self._frame.usage()
 
 
 class NativeWhole:
