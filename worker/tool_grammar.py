@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from worker import lark
+from worker.closed_schema import can_be_closed, closed
 from worker.parsers.tool_parser import Shape, Tools
 from worker.parsers.values import property_types
 
@@ -91,7 +92,8 @@ def _calls(shape: Shape, tools: Tools, special: Mapping[str, int], mark: str) ->
 
 def _arguments(shape: Shape, schema: Mapping[str, Any], special: Mapping[str, int], number: int) -> Expression:
     if shape.parameter is None:
-        return Expression(lark.json_value(schema))
+        # No function expects arguments that it does not name, and a small model makes them up without end.
+        return Expression(lark.json_value(closed(schema) if can_be_closed(schema) else schema))
     texts: list[str] = []
     rules: list[str] = []
     required = schema.get("required") or ()

@@ -12,6 +12,7 @@ import orjson
 
 from engine.grammar import GrammarError, check_whitespace
 from engine.messages import GrammarSpec
+from worker.closed_schema import closed
 from worker.protocol.validation import check_json, fail, kind, quote
 
 MAX_SOURCE_CHARS = 1_000_000
@@ -94,7 +95,7 @@ def _narrowed(spec: GrammarSpec, options: dict[str, Any], path: str) -> GrammarS
         fail(f"{path}{next(iter(options))}" if path else WHITESPACE, "needs a constraint to JSON")
     schema = orjson.loads(spec.source) if spec.source else {"type": "object"}
     if "disable_additional_properties" in options:
-        schema = _closed(schema)
+        schema = closed(schema)
     if "disable_any_whitespace" in options:
         schema["x-guidance"] = {"whitespace_flexible": False}
     elif "whitespace_pattern" in options:
@@ -105,17 +106,6 @@ def _narrowed(spec: GrammarSpec, options: dict[str, Any], path: str) -> GrammarS
             fail(f"{path}whitespace_pattern" if path else WHITESPACE, error.message)
         schema["x-guidance"] = {"whitespace_pattern": pattern}
     return GrammarSpec("json_schema", orjson.dumps(schema).decode())
-
-
-def _closed(schema: Any) -> Any:
-    """The schema in which objects have no properties but those that are named."""
-    if isinstance(schema, list):
-        return [_closed(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    kept = ("const", "enum", "default", "examples")
-    closed = {key: value if key in kept else _closed(value) for key, value in schema.items()}
-    return {"additionalProperties": False, **closed} if isinstance(schema.get("properties"), dict) else closed
 
 
 def _guided(name: str, value: Any) -> Constraint | None:
