@@ -35,7 +35,7 @@ class Program:
     template: jinja2.Template
     variables: frozenset[str]  # names that it reads and does not always set itself
     constants: frozenset[str]  # its string constants
-    words: frozenset[str]  # those, and every name and attribute in it
+    words: frozenset[str]  # those, and every attribute that it reads: what it may compare values and keys with
     asks_for_null: bool  # it has a branch for content that is null
 
 
@@ -60,11 +60,11 @@ def _compile(tree: nodes.Template) -> Program:
     if sum(1 for _ in tree.find_all(nodes.Node)) > MAX_NODES:
         raise TemplateError("the chat template has too many parts")
     constants = frozenset(node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))
-    names = {node.name for node in tree.find_all(nodes.Name)} | {node.attr for node in tree.find_all(nodes.Getattr)}
+    attributes = {node.attr for node in tree.find_all(nodes.Getattr)}
     variables, asks_for_null = frozenset(meta.find_undeclared_variables(tree)), _asks_for_null(tree)
     code = ENVIRONMENT.compile(tree)  # last: it folds constants in the tree
     template = jinja2.Template.from_code(ENVIRONMENT, code, ENVIRONMENT.make_globals(None))
-    return Program(template, variables, constants, constants | names, asks_for_null)
+    return Program(template, variables, constants, constants | attributes, asks_for_null)
 
 
 def _asks_for_null(tree: nodes.Template) -> bool:

@@ -16,11 +16,11 @@ PLAIN = "plain words"
 def conversation(evil: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """A chat with `evil` in every value that a client can set, tools included."""
     function = {
-        "name": f"f{evil}",
+        "name": evil,
         "description": evil,
-        "parameters": {"type": "object", "properties": {f"p{evil}": {"type": "string", "description": evil}}},
+        "parameters": {"type": "object", "properties": {evil: {"type": "string", "description": evil}}},
     }
-    made = {"name": f"f{evil}", "arguments": {f"p{evil}": evil}}
+    made = {"name": evil, "arguments": {f"p{evil}": evil}}
     call = {
         "role": "assistant",
         "content": "",

@@ -132,11 +132,14 @@ def test_no_value_of_a_request_becomes_a_control_token(field: str) -> None:
 
 
 def test_keys_that_a_template_puts_into_brackets() -> None:
-    source = "{% for k in tools[0].function.parameters %}{{ '\n<' ~ k ~ '>' }}{% endfor %}"
+    source = (
+        "{% for tool_call in messages %}{{ tool_call.role }}{% endfor %}"
+        "{% for k in tools[0].function.parameters %}{{ '\n<' ~ k ~ '>' }}{% endfor %}"
+    )
     keys = ["tool_call", "|im_end|", "think", "s", "city"]
     function = {"name": "f", "parameters": dict.fromkeys(keys, 1)}
     pieces = render(source, [user("q")], tools=[{"type": "function", "function": function}])
-    assert control(pieces) == [] and text(pieces) == "".join(f"\n<{key}>" for key in keys)
+    assert control(pieces) == [] and text(pieces) == "user" + "".join(f"\n<{key}>" for key in keys)
 
 
 def test_control_tokens_that_a_template_puts_together_are_its_own() -> None:
