@@ -12,6 +12,7 @@ Importing this module imports no torch: the runner is imported by `main`, once t
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
 import os
@@ -25,7 +26,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from importlib import import_module
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import NoReturn
 
 import zmq
@@ -36,6 +37,9 @@ from engine.messages import Command, EngineConfig, EngineInfo, GrammarSpec, Hand
 from engine.running import Runner
 
 log = logging.getLogger("engine")
+
+# Idle for so long, the engine gives freed memory back to the system: a few ms that nobody waits for.
+_TRIM_AFTER_S = 1.0
 
 MakeRunner = Callable[[EngineConfig, Callable[[str], None]], Runner]
 
@@ -62,9 +66,10 @@ class Link:
     def _stop(self, *_: object) -> None:
         self.stopping = True
 
-    def wait(self) -> None:
-        """Sleeps until there is a command, a signal, or `wake` has been called."""
-        if any(ready == self._wake_read for ready, _ in self._poller.poll()):
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Sleeps until there is a command, a signal, or `wake` has been called; or the time is over."""
+        timeout_ms = None if timeout_s is None else max(0, int(timeout_s * 1000))
+        if any(ready == self._wake_read for ready, _ in self._poller.poll(timeout_ms)):
             os.read(self._wake_read, 4096)
 
     def wake(self) -> None:
@@ -89,10 +94,24 @@ class Link:
 
 def run(core: EngineCore, link: Link) -> None:
     """Steps while there is work, sleeps while there is none, until SIGTERM."""
+    trim_at: float | None = None  # when to give memory back; None = nothing has been computed since
     while not link.stopping:
-        if not core.has_work:
+        if core.has_work:
+            trim_at = monotonic() + _TRIM_AFTER_S
+        elif trim_at is None:
             link.wait()
+        elif (remaining_s := trim_at - monotonic()) > 0:
+            link.wait(remaining_s)
+        else:
+            _give_memory_back()
+            trim_at = None
         link.send(core.step())
+
+
+def _give_memory_back() -> None:
+    """Steps of ever new sizes leave holes in the heap, which the C library keeps until it is told."""
+    with suppress(AttributeError):  # only glibc has it
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def main(make_runner: MakeRunner) -> NoReturn:
