@@ -9,6 +9,7 @@ the right protocol. All refusals happen before the engine hears of a request.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -30,6 +31,7 @@ from worker.logprobs import LogprobFormat
 from worker.metrics import Metrics
 from worker.pipeline import OutputPipeline, StopRules
 from worker.prompts import Prompt
+from worker.protocol import sse
 from worker.protocol.requests import ChatCompletionRequest, CompletionRequest
 from worker.protocol.responses import Head, new_id
 from worker.protocol.validation import fail
@@ -200,7 +202,7 @@ class Answer:
         count = request.num_logprobs
         return Frame(
             head,
-            send,
+            send if self._operation.native else naming_ignored(request.ignored_fields(), send),
             usage=lambda: self._generation.usage,  # type: ignore[union-attr]
             form=None if count is None else LogprobFormat(model.tokenizer, count, as_ids),
             prompt_form=None if request.prompt_logprobs is None else LogprobFormat(model.tokenizer, 0, as_ids),
@@ -248,3 +250,21 @@ class Answer:
             1000 * (first - timing.started),
             (timing.last_token or first) - timing.started,
         )
+
+
+def naming_ignored(names: Sequence[str], send: Send) -> Send:
+    """`send`, whose first item also names the fields of the request that mean nothing here. The platform's side makes
+    a response header of it: a stream says it in a comment, which clients skip, a body under a key of its own."""
+    if not names:
+        return send
+    left = [re.sub(r"[^ -~]", "?", ", ".join(names))[:1000]]
+
+    def send_naming(item: Any) -> None:
+        if left and isinstance(item, str):
+            send(sse.comment(f"ignored-fields {left.pop()}"))
+        elif left and isinstance(item, dict):
+            left.clear()
+            item = {**item, "ignored_fields": list(names)}
+        send(item)
+
+    return send_naming

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai import OpenAI
@@ -41,3 +42,11 @@ def test_errors_are_the_sdks_own_classes(served: Served) -> None:
     with pytest.raises(openai.BadRequestError) as wrong:
         sdk.chat.completions.create(model="", messages=MESSAGES, temperature=9)
     assert wrong.value.param == "temperature"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_fields_that_mean_nothing_here_are_named_in_a_header(served: Served, stream: bool) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "stream": stream, "no_such_field": 1}
+    answer = httpx.post(f"{served.base_url}/chat/completions", json=body, timeout=60)
+    assert answer.status_code == 200
+    assert answer.headers["x-ignored-fields"] == "no_such_field"
