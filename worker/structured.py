@@ -136,9 +136,9 @@ class OutputFormats:
         if not tools or not (forced or strict or request.constraint is not None):
             return None, None
         for tool in tools if forced else strict:
-            spec = GrammarSpec("json_schema", json.dumps(tool.parameters or {"type": "object"}))
+            spec = GrammarSpec("json_schema", json.dumps(tool.parameters or {}))
             _check(spec, f"{tool.param}.parameters")
-        schemas: Tools = _schemas(tools) if forced else {t.name: t.parameters if t.strict else None for t in tools}
+        schemas: Tools = _schemas(tools) if forced else {t.name: t.parameters if t.strict else {} for t in tools}
         many = request.parallel_tool_calls and not request.legacy_functions and choice.kind != "named"
         form = self._form(formats, schemas)
         if forced or request.constraint is not None or formats.tool == HARMONY:

@@ -21,7 +21,7 @@ from worker.parsers.values import property_types
 MAX_MORE_CALLS = 15  # behind the first one
 # Keywords under which a string may be any text.
 _NO_LIMIT = frozenset({"type", "title", "description", "default", "examples", "deprecated"})
-_OBJECT: Mapping[str, Any] = {"type": "object"}
+_NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def _calls(shape: Shape, tools: Tools, special: Mapping[str, int], mark: str) ->
     rules: list[str] = []
     for number, (name, schema) in enumerate(tools.items()):
         before = (shape.first if mark else "") + shape.before.replace("NAME", name)
-        arguments = _arguments(shape, schema or _OBJECT, special, number)
+        arguments = _arguments(shape, _NO_PARAMETERS if schema is None else schema, special, number)
         after = lark.literal(shape.after, special)
         options.append(f"{lark.literal(before.removeprefix(mark), special)} {arguments.text} {after}")
         rules += arguments.rules
@@ -129,7 +129,9 @@ def _free_text(after: str, special: Mapping[str, int], rule: str) -> tuple[str, 
 
 def _plain_parameters(schema: Mapping[str, Any] | None) -> bool:
     """Whether the arguments can stand as parameters: each a free or enumerated string, or no string at all."""
-    if schema is None or not isinstance(schema.get("properties", {}), Mapping) or "$ref" in schema:
+    if schema is None:
+        return True
+    if not isinstance(schema.get("properties", {}), Mapping) or "$ref" in schema:
         return False
     properties = schema.get("properties", {})
     if not set(schema.get("required") or ()) <= set(properties) or _limits(schema) - _OBJECT_KEYWORDS:

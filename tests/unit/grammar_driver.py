@@ -36,8 +36,11 @@ class GrammarDriver:
 
     def allowed(self, grammar: Grammar) -> np.ndarray:
         """The ids that the mask of the next token allows."""
+        return np.flatnonzero(self._bits(grammar))
+
+    def _bits(self, grammar: Grammar) -> np.ndarray:
         grammar.fill(self._row)
-        return np.flatnonzero(np.unpackbits(self._row.view(np.uint8), bitorder="little"))
+        return np.unpackbits(self._row.view(np.uint8), bitorder="little")
 
     def may_end(self, grammar: Grammar) -> bool:
         return bool(grammar.done or EOS in self.allowed(grammar))
@@ -46,24 +49,40 @@ class GrammarDriver:
         """Whether `text` is a whole output. (Where the text is forced the mask allows its usual tokens only.)"""
         return all(grammar.accept(token) for token in self.ids(text)) and self.may_end(grammar)
 
-    def sample(self, grammar: Grammar, seed: int, limit: int = 150) -> str | None:
-        """A random output, leaning to its end; None if it did not end within `limit` tokens."""
+    def sample(self, grammar: Grammar, seed: int, limit: int = 150, ways_out: tuple[str, ...] = ()) -> str | None:
+        """A random output, leaning to its end; None if it did not end within `limit` tokens. `ways_out`: texts that end
+        free text, tried now and then."""
         random = np.random.default_rng(seed)
         out: list[int] = []
         while len(out) < limit:
-            ids = self.allowed(grammar)
-            assert len(ids), f"dead end behind {self.tokenizer.decode(out)!r}"
-            if EOS in ids and (len(ids) == 1 or random.random() < 0.5):
+            if ways_out and random.random() < 0.2:
+                out += self._try(grammar, ways_out[random.integers(len(ways_out))])
+                if grammar.done:
+                    return self.text(out)
+            bits = self._bits(grammar)
+            if bits[EOS] and (random.random() < 0.5 or bits.sum() == 1):
                 assert grammar.accept(EOS) and grammar.done
                 return self.text(out)
-            ids = ids[ids != EOS]
-            short = np.intersect1d(ids, self._closers)
-            token = int(random.choice(short if len(short) and random.random() < 0.7 else ids))
+            bits[EOS] = 0
+            ids = self._closers[bits[self._closers] == 1]
+            if not len(ids) or random.random() < 0.25:
+                ids = np.flatnonzero(bits)
+            assert len(ids), f"dead end behind {self.tokenizer.decode(out)!r}"
+            token = int(ids[random.integers(len(ids))])
             assert grammar.accept(token), f"refused a token that its own mask allows: {token}"
             out.append(token)
             if grammar.done:
                 return self.text(out)
         return None
+
+    def _try(self, grammar: Grammar, text: str) -> list[int]:
+        """The tokens of `text`, all of them taken, or none."""
+        ids = self.ids(text)
+        taken = next((place for place, token in enumerate(ids) if not grammar.accept(token)), len(ids))
+        if taken == len(ids):
+            return ids
+        grammar.rollback(taken)
+        return []
 
     def text(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=False))

@@ -8,6 +8,7 @@ whole. What the description cannot parse, and calls of unknown tools, come out a
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 from worker.parsers.base import Content, Delta, Reasoning, ToolCallArgs, ToolCallStart
@@ -39,7 +40,7 @@ class ResponseTemplateParser:
 
     def __init__(self, template: Any, tools: Tools, prompt: str = "") -> None:
         """`prompt`: the rendered prompt; what it already wrote of the answer counts."""
-        self._make = lambda: _parser(template, prompt, tools)
+        self._make: Callable[[], Any] = lambda: _parser(template, prompt, tools)
         self._parser = self._make()
         self._fed = ""
         self._tools = tools
