@@ -10,22 +10,20 @@ Hugging Face layer it replaces, and one that differs is left alone. Weights are 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine import linear
+from engine import quantize
 from engine.attention.base import LayerSpec, PagedBatch
+from engine.linear import Linear, Make
 from engine.ops import HeadNorms, TorchOps
 
 # Largest difference to the Hugging Face layer, as a share of the largest value that the layer adds.
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 _NUM_CHECKED = 8  # tokens
-
-MakeLinear = Callable[[Tensor, Tensor | None], linear.Linear]
 
 
 @dataclass(slots=True)
@@ -53,7 +51,7 @@ class Dense:
 class FusedLayer:
     """Raises AttributeError or _NotFusable if the layer is not shaped like Llama's."""
 
-    def __init__(self, layer: nn.Module, index: int, spec: LayerSpec, ops: TorchOps, make: MakeLinear) -> None:
+    def __init__(self, layer: nn.Module, index: int, spec: LayerSpec, ops: TorchOps, make: Make) -> None:
         attention = layer.self_attn
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
         _require(all(type(each) is nn.Linear for each in [*projections, attention.o_proj]), "projections")
@@ -130,9 +128,9 @@ class FusedBody:
 
 
 def fuse(
-    body: nn.Module, specs: list[LayerSpec], max_len: int, ops: TorchOps, make: MakeLinear = linear.make
+    body: nn.Module, specs: list[LayerSpec], max_len: int, ops: TorchOps, make: Make, quantization: str | None
 ) -> FusedBody | None:
-    """None, and `body` unchanged, if nothing can be fused. Else the layers of `body` are empty afterwards."""
+    """None if nothing can be fused. Else the fused layers of `body` are empty afterwards."""
     try:
         _require(type(body.embed_tokens) is nn.Embedding, "embedding")
         _require(getattr(body.rotary_emb, "rope_type", "") != "dynamic", "rotary embedding")
@@ -147,6 +145,8 @@ def fuse(
     step = fused.step(torch.linspace(0, max_len - 1, _NUM_CHECKED, device=device).long(), Dense())
     hidden = F.embedding(token_ids, body.embed_tokens.weight)
     for index, (layer, spec) in enumerate(zip(body.layers, specs, strict=True)):
+        if quantization is not None:
+            quantize.round_weights(layer, quantization)
         try:
             candidate = FusedLayer(layer, index, spec, ops, make)
         except (AttributeError, _NotFusable):
@@ -197,7 +197,7 @@ def _silu() -> nn.Module:
     return ACT2FN["silu"]
 
 
-def _stacked(linears: list[nn.Module], make: MakeLinear) -> linear.Linear:
+def _stacked(linears: list[nn.Module], make: Make) -> Linear:
     """Several projections of the same input as one."""
     biases = [each.bias for each in linears]
     _require(all(bias is None for bias in biases) or all(bias is not None for bias in biases), "biases")

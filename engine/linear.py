@@ -1,18 +1,30 @@
-"""y = x W^T + b in the memory format that the device multiplies fastest. One object a weight; the fused layers use it.
+"""y = x W^T + b in the memory format that the device multiplies fastest. One object a weight.
 
-x [T, in], W [out, in], b [out] -> [T, out]
+x [T, in], W [out, in], b [out], residual [T, out] -> [T, out]
+
+Linear          weights as they are: what a GPU wants, and the reference of every other format
+PackedLinear    oneDNN's blocked order (CPU)
+NativeLinear    panels of engine/native/gemm.cpp (CPU), stored as float32, bfloat16, int8 or int4
+ByRows          two of them: one for few rows, one for many
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from pathlib import Path
+
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+
+from engine.native import Kernels
+from engine.quantize import Quantized, quantize
+
+Make = Callable[[Tensor, Tensor | None], "Linear"]
 
 
 class Linear:
-    """Weights as they are: what a GPU wants, and the reference of every other format."""
-
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight, self.bias = weight, bias
 
@@ -20,12 +32,12 @@ class Linear:
         return F.linear(x, self.weight, self.bias)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual [T, out] + self(x), in one pass where the format allows."""
+        """residual + self(x), in one pass where the format allows."""
         return residual + self(x)
 
 
 class PackedLinear(Linear):
-    """Weights in oneDNN's blocked order, laid out once instead of at every call (CPU)."""
+    """The order is laid out once instead of at every call."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()), bias)
@@ -37,8 +49,133 @@ class PackedLinear(Linear):
         return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.weight, self.bias, "add")
 
 
-def make(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """In the best format for the device and dtype of the weight [out, in]."""
-    if weight.device.type == "cpu" and torch.backends.mkldnn.is_available() and weight.dtype != torch.float16:
-        return PackedLinear(weight, bias)
-    return Linear(weight, bias)
+class NativeLinear(Linear):
+    """All arithmetic is in float32, so weights of a bfloat16 checkpoint can be kept as such without any loss."""
+
+    def __init__(self, kernels: Kernels, weight: Tensor | Quantized, bias: Tensor | None = None) -> None:
+        self._outputs = weight.shape[0]
+        self._scales: Tensor | None = None
+        if isinstance(weight, Quantized):
+            kind = weight.kind
+            packed = _panels(weight.values, kernels.columns)
+            self._scales = weight.scales
+            if kind == "int4":
+                packed = packed[:, 0::2] & 15 | packed[:, 1::2] << 4
+                self._scales = _panels(weight.scales, kernels.columns).contiguous()
+        else:
+            short = weight.to(torch.bfloat16)
+            lossless = bool((short == weight).all())
+            kind = "bfloat16" if lossless else "float32"
+            packed = _panels(short if lossless else weight.float(), kernels.columns)
+        super().__init__(packed.contiguous(), None if bias is None else bias.contiguous())
+        self._gemm = kernels.gemm[kind]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._run(x, None)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        return self._run(x, residual)
+
+    def _run(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        x = x.contiguous()
+        out = x.new_empty(x.shape[0], self._outputs)
+        self._gemm(
+            x.data_ptr(),
+            x.shape[0],
+            x.shape[1],
+            self._outputs,
+            self.weight.data_ptr(),
+            None if self._scales is None else self._scales.data_ptr(),
+            None if self.bias is None else self.bias.data_ptr(),
+            None if residual is None else residual.data_ptr(),
+            out.data_ptr(),
+        )
+        return out
+
+
+def _panels(weight: Tensor, columns: int) -> Tensor:
+    """[out, in] -> [ceil(out / columns), in, columns], zeros where there is no output"""
+    weight = F.pad(weight, (0, 0, 0, -weight.shape[0] % columns))
+    return weight.view(-1, columns, weight.shape[1]).transpose(1, 2)
+
+
+class ByRows(Linear):
+    """`few` up to `most` rows of x, `many` beyond."""
+
+    def __init__(self, few: Linear, many: Linear, most: int) -> None:
+        self.few, self.many, self.most = few, many, most
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.few(x) if x.shape[0] <= self.most else self.many(x)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        return self.few.add_to(residual, x) if x.shape[0] <= self.most else self.many.add_to(residual, x)
+
+
+def has_fast_bf16() -> bool:
+    """Whether this CPU multiplies bfloat16 in hardware."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+    return "avx512_bf16" in flags or "amx_bf16" in flags
+
+
+def maker(device: torch.device, dtype: torch.dtype, kernels: Kernels | None, quantization: str | None) -> Make:
+    """How linear layers of this device and dtype are made. Quantization needs kernels."""
+    if device.type != "cpu":
+        return Linear
+    packs = torch.backends.mkldnn.is_available() and (
+        dtype == torch.float32 or (dtype == torch.bfloat16 and has_fast_bf16())
+    )
+    if kernels is None:
+        return PackedLinear if packs else Linear
+    # In float32 oneDNN is slower whatever the number of rows (measured); for bfloat16 it has hardware.
+    packs = packs and dtype == torch.bfloat16
+    most_rows: list[int | None] = []  # measured with the first weight; None = the native format is always as good
+
+    def make(weight: Tensor, bias: Tensor | None = None) -> Linear:
+        native = NativeLinear(kernels, weight if quantization is None else quantize(weight, quantization), bias)
+        if not packs:
+            return native
+        if not most_rows:
+            sample = weight[: max(1, (1 << 22) // weight.shape[1])]
+            most_rows.append(_crossover(NativeLinear(kernels, sample), PackedLinear(sample), sample))
+        return native if most_rows[0] is None else ByRows(native, PackedLinear(weight, bias), most_rows[0])
+
+    return make
+
+
+def _crossover(few: Linear, many: Linear, weight: Tensor) -> int | None:
+    """Rows up to which `few` is about as fast as `many` or faster; None if it is with any number of them."""
+    for rows in (1, 4, 8, 16, 32, 128):
+        x = torch.zeros(rows, weight.shape[1], dtype=weight.dtype)
+        seconds = {few: [], many: []}
+        for _ in range(7):  # in turns, since other processes come and go
+            for linear, times in seconds.items():
+                begin = time.perf_counter()
+                linear(x)
+                times.append(time.perf_counter() - begin)
+        if min(seconds[few]) > 1.1 * min(seconds[many]):
+            return rows - 1
+    return None
+
+
+class LinearModule(nn.Module):
+    """A linear layer in the place of an nn.Linear: any number of leading dimensions."""
+
+    def __init__(self, linear: Linear) -> None:
+        super().__init__()
+        self._linear = linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._linear(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
+
+
+def replace_all(module: nn.Module, make: Make) -> None:
+    """Every nn.Linear inside `module`, as it is, by one made by `make`; weights are given up one by one."""
+    for name, child in module.named_children():
+        if type(child) is nn.Linear:
+            setattr(module, name, LinearModule(make(child.weight, child.bias)))
+        else:
+            replace_all(child, make)

@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine import fuse, legacy, linear
+from engine import fuse, legacy, linear, quantize
 from engine.attention import base
 from engine.attention.base import LayerSpec, PagedBatch, Probe, UnsupportedAttention
 from engine.messages import EngineConfig
+from engine.native import Kernels, NativeOps
 from engine.ops import TorchOps
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -34,8 +35,8 @@ class ModelLoadError(ValueError):
 class Model:
     """A decoder on its device. `specs[i]` is what attention layer i asks for."""
 
-    def __init__(self, hf: nn.Module, max_model_len: int) -> None:
-        self.hf = hf
+    def __init__(self, name: str, hf: nn.Module, max_model_len: int) -> None:
+        self.name, self.hf = name, hf
         self.config = hf.config.get_text_config()
         self.max_model_len = max_model_len
         self._head = _Head(hf)
@@ -43,13 +44,36 @@ class Model:
         self._run_body: Callable[[Tensor, Tensor, PagedBatch], Tensor] = self._run_hf_body
         self.specs: list[LayerSpec] = self._probe()
 
-    def fuse(self, ops: TorchOps) -> bool:
-        """Swap what can be swapped for faster parts that compute the same; False if nothing was."""
-        body = fuse.fuse(self.hf.base_model, self.specs, self.max_model_len, ops)
+    def speed_up(self, kernels: Kernels | None, quantization: str | None) -> None:
+        """Swap what can be swapped for faster parts that compute the same. Raises ModelLoadError.
+
+        `kernels`: of this CPU, if there are any. Quantization changes the weights first, the parts after that.
+        """
+        if quantization is not None:
+            self._check_quantization(kernels, quantization)
+        make = linear.maker(self.device, self.dtype, kernels, quantization)
+        ops = TorchOps() if kernels is None else NativeOps(kernels)
+        body = fuse.fuse(self.hf.base_model, self.specs, self.max_model_len, ops, make, quantization)
         if body is not None:
             self._run_body = body
-            self._head.repack()
-        return body is not None
+        elif self.device.type == "cpu":
+            if quantization is not None:
+                quantize.round_weights(self.hf.base_model, quantization)
+            linear.replace_all(self.hf.base_model, make)
+        self._head.speed_up(linear.maker(self.device, self.dtype, kernels, "int8" if quantization else None))
+
+    def _check_quantization(self, kernels: Kernels | None, quantization: str) -> None:
+        reason = None
+        if quantization not in quantize.KINDS:
+            reason = f"it is not known; there are {', '.join(quantize.KINDS)}"
+        elif self.device.type != "cpu":
+            reason = "it is for CPUs"
+        elif kernels is None:
+            reason = "it needs a C++ compiler (c++, g++ or clang++) on this machine"
+        else:
+            reason = quantize.refusal(self.hf)
+        if reason is not None:
+            raise ModelLoadError(f"QUANTIZATION={quantization} is not possible for {self.name!r}: {reason}")
 
     @property
     def device(self) -> torch.device:
@@ -139,20 +163,11 @@ class _Head:
         logits: Tensor = self._model(use_cache=False).logits
         return logits
 
-    def repack(self) -> None:
+    def speed_up(self, make: linear.Make) -> None:
         """Put the projection to the vocabulary in the fastest format."""
-        old = self._model._modules.get("lm_head")
-        if type(old) is nn.Linear:
-            self._model._modules["lm_head"] = _Projection(linear.make(old.weight, old.bias))
-
-
-class _Projection(nn.Module):
-    def __init__(self, project: linear.Linear) -> None:
-        super().__init__()
-        self._project = project
-
-    def forward(self, states: Tensor) -> Tensor:
-        return self._project(states)
+        for name, child in self._model._modules.items():
+            if type(child) is nn.Linear:
+                self._model._modules[name] = linear.LinearModule(make(child.weight, child.bias))
 
 
 def load(config: EngineConfig, device: torch.device) -> Model:
@@ -167,7 +182,7 @@ def load(config: EngineConfig, device: torch.device) -> Model:
     hf = _load_weights(config, folder, hf_config, dtype, device)
     hf.requires_grad_(False)
     _pin_rope(hf, max_model_len)
-    return Model(hf, max_model_len)
+    return Model(folder.name, hf, max_model_len)
 
 
 def _read_config(config: EngineConfig, folder: Path) -> Any:
@@ -212,18 +227,9 @@ def _choose_dtype(name: str, hf_config: Any, device: torch.device) -> torch.dtyp
             raise ModelLoadError(f"the dtype {name!r} is not known; there are auto, {', '.join(_DTYPES)}")
         return _DTYPES[name]
     if device.type == "cpu":
-        return torch.bfloat16 if has_fast_bf16() else torch.float32
+        return torch.bfloat16 if linear.has_fast_bf16() else torch.float32
     written = hf_config.get_text_config().dtype or hf_config.dtype
     return written if written in (torch.bfloat16, torch.float16) else torch.bfloat16
-
-
-def has_fast_bf16() -> bool:
-    """Whether this CPU multiplies bfloat16 in hardware."""
-    try:
-        flags = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
-    return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
 def _max_model_len(wanted: int | None, config: Any) -> int:

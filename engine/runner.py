@@ -18,9 +18,7 @@ from engine.adjust import Adjustment
 from engine.batch import Batch
 from engine.logprobs import Logprobs, Wanted
 from engine.messages import EngineConfig, RequestError, TokenLogprobs
-from engine.model import Model, ModelLoadError
-from engine.native import NativeOps
-from engine.ops import TorchOps
+from engine.model import ModelLoadError
 from engine.sampler import Sampling
 from engine.scheduler import Part, Plan
 from engine.sequence import Sampled, Sequence
@@ -91,8 +89,9 @@ class Runner:
         self.model = model.load(config, device)
         begin = phase("weights", begin)
         with torch.inference_mode():
-            self.model.fuse(_ops(self.model))
-        begin = phase("fuse", begin)
+            kernels = native.kernels(self.model.dtype) if device.type == "cpu" else None
+            self.model.speed_up(kernels, config.quantization)
+        begin = phase("speed_up", begin)
         progress("making room for keys and values")
         try:
             backend = attention.choose(config.attention_backend, self.model.specs, device, self.model.dtype)
@@ -203,11 +202,6 @@ def _state(seq: Sequence) -> SamplingState:
         seq.sampling_state = SamplingState(seq)
     state: SamplingState = seq.sampling_state
     return state
-
-
-def _ops(model: Model) -> TorchOps:
-    kernels = native.kernels(model.dtype) if model.device.type == "cpu" else None
-    return NativeOps(kernels) if kernels is not None else TorchOps()
 
 
 def _device(name: str) -> torch.device:

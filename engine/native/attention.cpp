@@ -1,136 +1,9 @@
-// What lies between the GEMMs of a decoder layer, for CPUs: norms, rotary embedding, SwiGLU, and attention of single
-// queries over pages, without copying them. Called by engine/native.py through a plain C interface, in the threads of
-// torch's own OpenMP. engine/ops.py and engine/attention/sdpa.py compute the same in torch and say what it means.
+// Attention of single queries over pages, reading them where they lie. engine/attention/sdpa.py computes the same in
+// torch and says what it means.
 //
-// T tokens, Hq query heads, Hkv key/value heads, G = Hq / Hkv, D head size, Dv value size, N pages.
-// Numbers are float or bfloat16 (as uint16); all arithmetic is in float.
+// T tokens, Hq query heads, Hkv key/value heads, G = Hq / Hkv, D head size, Dv value size, N pages
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <type_traits>
-#include <vector>
-
-namespace {
-
-using bf16 = uint16_t;
-
-inline float load(float x) { return x; }
-inline float load(bf16 x) {
-    uint32_t bits = uint32_t(x) << 16;
-    float value;
-    std::memcpy(&value, &bits, 4);
-    return value;
-}
-inline void store(float& to, float x) { to = x; }
-inline void store(bf16& to, float x) {  // to nearest, ties to even; NaN stays NaN
-    uint32_t bits;
-    std::memcpy(&bits, &x, 4);
-    to = x != x ? 0x7fc0 : bf16((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
-// A register of floats; loads widen, and may be anywhere in memory.
-#ifdef __AVX512F__
-constexpr int kWidth = 16;
-#else
-constexpr int kWidth = 8;
-#endif
-typedef float Floats __attribute__((vector_size(kWidth * 4)));
-typedef uint32_t Words __attribute__((vector_size(kWidth * 4)));
-typedef uint16_t Halves __attribute__((vector_size(kWidth * 2)));
-
-inline Floats load_many(const float* from) {
-    Floats x;
-    std::memcpy(&x, from, sizeof x);
-    return x;
-}
-inline Floats load_many(const bf16* from) {
-    Halves x;
-    std::memcpy(&x, from, sizeof x);
-    return (Floats)(__builtin_convertvector(x, Words) << 16);
-}
-inline float sum_of(Floats x) {
-    float sum = 0;
-    for (int i = 0; i < kWidth; i++) sum += x[i];
-    return sum;
-}
-
-// exp to about 2 units in the last place; written so that the compiler can vectorize loops over it.
-inline float fast_exp(float x) {
-    x = std::min(std::max(x, -87.0f), 88.0f);
-    float n = __builtin_nearbyintf(x * 1.44269504f);
-    float r = std::fma(n, -0.693359375f, x);
-    r = std::fma(n, 2.12194440e-4f, r);
-    float p = 1.9875691500e-4f;
-    p = std::fma(p, r, 1.3981999507e-3f);
-    p = std::fma(p, r, 8.3334519073e-3f);
-    p = std::fma(p, r, 4.1665795894e-2f);
-    p = std::fma(p, r, 1.6666665459e-1f);
-    p = std::fma(p, r, 5.0000001201e-1f);
-    p = std::fma(p, r * r, r + 1.0f);
-    uint32_t bits = uint32_t(int32_t(n) + 127) << 23;
-    float power;
-    std::memcpy(&power, &bits, 4);
-    return p * power;
-}
-
-constexpr int64_t kParallelFrom = 16384;  // elements: below, waking the other threads costs more than it saves
-
-template <class T>
-float inverse_rms(const T* x, int64_t n, float eps) {
-    float sum = 0;
-    for (int64_t i = 0; i < n; i++) sum += load(x[i]) * load(x[i]);
-    return 1.0f / std::sqrt(sum / float(n) + eps);
-}
-
-template <class T>
-void rms_norm(const T* x, const T* weight, float eps, int64_t tokens, int64_t size, T* out) {
-#pragma omp parallel for if (tokens * size > kParallelFrom)
-    for (int64_t t = 0; t < tokens; t++) {
-        const T* row = x + t * size;
-        float scale = inverse_rms(row, size, eps);
-        for (int64_t i = 0; i < size; i++) store(out[t * size + i], load(row[i]) * scale * load(weight[i]));
-    }
-}
-
-template <class T>
-void silu_mul(const T* gate_up, int64_t tokens, int64_t size, T* out) {
-#pragma omp parallel for if (tokens * size > kParallelFrom)
-    for (int64_t t = 0; t < tokens; t++) {
-        const T *gate = gate_up + 2 * t * size, *up = gate + size;
-        for (int64_t i = 0; i < size; i++) {
-            float g = load(gate[i]);
-            store(out[t * size + i], g / (1.0f + fast_exp(-g)) * load(up[i]));
-        }
-    }
-}
-
-// Norms (if there are weights) and rotates the first `q_heads + k_heads` heads of every row of qkv, in place.
-template <class T>
-void rotate(T* qkv, int64_t tokens, int64_t stride, int64_t q_heads, int64_t k_heads, int64_t dim, const float* cos,
-            const float* sin, const T* q_norm, const T* k_norm, float eps) {
-    const int64_t half = dim / 2;
-#pragma omp parallel for if (tokens * (q_heads + k_heads) * dim > kParallelFrom)
-    for (int64_t t = 0; t < tokens; t++) {
-        const float *c = cos + t * half, *s = sin + t * half;
-        for (int64_t h = 0; h < q_heads + k_heads; h++) {
-            T *x = qkv + t * stride + h * dim, *y = x + half;
-            if (q_norm) {
-                const T* weight = h < q_heads ? q_norm : k_norm;
-                float scale = inverse_rms(x, dim, eps);
-                for (int64_t i = 0; i < dim; i++) store(x[i], load(x[i]) * scale * load(weight[i]));
-            }
-            for (int64_t i = 0; i < half; i++) {
-                float first = load(x[i]), second = load(y[i]);
-                store(x[i], first * c[i] - second * s[i]);
-                store(y[i], second * c[i] + first * s[i]);
-            }
-        }
-    }
-}
-
-}  // namespace
+#include "numbers.h"
 
 extern "C" {
 
@@ -345,16 +218,6 @@ void attend(const Layer& layer, const Step& step, const T* query, int64_t q_stri
 }  // namespace
 
 #define EXPORT(T, suffix)                                                                                             \
-    void rms_norm_##suffix(const T* x, const T* weight, float eps, int64_t tokens, int64_t size, T* out) {            \
-        rms_norm(x, weight, eps, tokens, size, out);                                                                  \
-    }                                                                                                                 \
-    void silu_mul_##suffix(const T* gate_up, int64_t tokens, int64_t size, T* out) {                                  \
-        silu_mul(gate_up, tokens, size, out);                                                                         \
-    }                                                                                                                 \
-    void rotate_##suffix(T* qkv, int64_t tokens, int64_t stride, int64_t q_heads, int64_t k_heads, int64_t dim,       \
-                         const float* cos, const float* sin, const T* q_norm, const T* k_norm, float eps) {           \
-        rotate(qkv, tokens, stride, q_heads, k_heads, dim, cos, sin, q_norm, k_norm, eps);                            \
-    }                                                                                                                 \
     void attend_##suffix(const Layer* layer, const Step* step, const T* query, int64_t q_stride, const T* key,        \
                          int64_t k_stride, const T* value, int64_t v_stride, T* out) {                                \
         attend(*layer, *step, query, q_stride, key, k_stride, value, v_stride, out);                                  \

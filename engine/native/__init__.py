@@ -1,4 +1,4 @@
-"""Compiles and loads engine/native.cpp, and calls its kernels with tensors.
+"""Compiles and loads the kernels of this folder, and calls them with tensors.
 
 The library is built once per source and CPU with the system's C++ compiler (a few seconds) and kept in the user's
 cache folder. Without a compiler, `load()` is None and torch does the work, as it does on GPUs.
@@ -23,17 +23,18 @@ from torch import Tensor
 
 from engine.ops import HeadNorms, TorchOps
 
-_SOURCE = Path(__file__).with_name("native.cpp")
+_SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cpp")))
+_HEADERS = tuple(sorted(Path(__file__).parent.glob("*.h")))
 _COMPILERS = ("c++", "g++", "clang++")
 # No -ffast-math: infinities and NaN keep their meaning.
 _FLAGS = (
-    "-O3 -march=native -std=c++17 -fPIC -shared -fopenmp "
+    "-O3 -march=native -std=c++17 -fPIC -fopenmp -Wno-aggressive-loop-optimizations "
     "-fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math"
 ).split()
 
 
 class Layer(Structure):
-    """The struct of the same name in native.cpp."""
+    """The struct of the same name in attention.cpp."""
 
     _fields_ = (
         [(name, c_void_p) for name in ("keys", "values")]
@@ -43,7 +44,7 @@ class Layer(Structure):
 
 
 class Step(Structure):
-    """The struct of the same name in native.cpp."""
+    """The struct of the same name in attention.cpp."""
 
     _fields_ = (
         ("tokens", c_int64), ("slots", c_void_p), ("decodes", c_int64), ("kv_len", c_void_p),
@@ -66,6 +67,12 @@ class Kernels:
         self.rms_norm = function("rms_norm", p, p, f, n, n, p)
         self.silu_mul = function("silu_mul", p, n, n, p)
         self.rotate = function("rotate", p, n, n, n, n, n, p, p, p, p, f)
+        self.gemm = {
+            kind: function(f"gemm_{kind}", p, n, n, n, p, p, p, p, p)
+            for kind in ("float32", "bfloat16", "int8", "int4")
+        }
+        library.gemm_columns.restype = c_int64
+        self.columns: int = library.gemm_columns()  # of a panel of weights
         self.attend = function("attend", POINTER(Layer), POINTER(Step), p, n, p, n, p, n, p)
 
 
@@ -125,16 +132,23 @@ def _library() -> ctypes.CDLL | None:
 
 def _built(compiler: str) -> Path:
     """The library's file, compiled unless it is there. Raises OSError or SubprocessError."""
-    what = "\n".join([_SOURCE.read_text(), *_FLAGS, compiler, platform.machine(), _cpu_features()])
+    sources = [path.read_text() for path in (*_SOURCES, *_HEADERS)]
+    what = "\n".join([*sources, *_FLAGS, compiler, platform.machine(), _cpu_features()])
     name = f"native-{hashlib.sha256(what.encode()).hexdigest()[:16]}.so"
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "worker-paged"
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / name
     if not library.exists():
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            objects = [Path(scratch) / f"{source.stem}.o" for source in _SOURCES]
+            running = [
+                subprocess.Popen([compiler, *_FLAGS, "-c", "-o", to, source], stderr=subprocess.DEVNULL)
+                for source, to in zip(_SOURCES, objects, strict=True)
+            ]
+            if any([process.wait() for process in running]):
+                raise subprocess.SubprocessError("the kernels do not compile")
             made = Path(scratch) / name
-            command = [compiler, *_FLAGS, "-o", str(made), str(_SOURCE)]
-            subprocess.run(command, check=True, capture_output=True, timeout=120)
+            subprocess.run([compiler, *_FLAGS, "-shared", "-o", made, *objects], check=True, capture_output=True)
             made.rename(library)  # whole or not at all, also if two engines start at once
     return library
 

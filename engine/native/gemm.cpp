@@ -1,0 +1,196 @@
+// y = x W^T (+ bias) (+ residual) for CPUs, in float, with weights stored as float, bfloat16, int8 or int4.
+//
+// M rows of x, K inputs, N outputs. The weights lie in panels of C outputs, input by input: [N / C][K][C]; of the last
+// panel the outputs beyond N are padding. A panel is multiplied with up to kRows rows of x at once, whose sums
+// stay in registers. Few rows read the panel as it is stored, so that small formats save memory traffic; with many it
+// is first widened to floats, once for all of them.
+
+#include "numbers.h"
+
+namespace {
+
+constexpr int kColumns = 2 * kWidth;            // C: outputs of a panel, two registers
+constexpr int kRows = kWidth == 16 ? 12 : 6;    // rows of x whose sums fit into the registers
+constexpr int64_t kWidenFrom = 2 * kRows + 1;   // rows: from so many on a panel is widened first
+constexpr int64_t kBlockFloats = 64 * 1024;     // of x that are multiplied with all panels before the next ones
+
+// A panel: load(k) gives its C weights of input k.
+struct Pair {
+    Floats a, b;
+};
+
+template <class T>
+struct Plain {  // float or bfloat16
+    using Stored = T;
+    const T* data;
+    Plain(const void* weights, const float*, int64_t panel, int64_t inputs)
+        : data((const T*)weights + panel * inputs * kColumns) {}
+    Pair load(int64_t k) const { return {load_many(data + k * kColumns), load_many(data + k * kColumns + kWidth)}; }
+    static constexpr bool kScaleAtEnd = false;
+    static constexpr int kBitsAnInput = 8 * sizeof(T);
+};
+
+struct Int8 {  // one scale an output, applied to the sums
+    const int8_t* data;
+    Int8(const void* weights, const float*, int64_t panel, int64_t inputs)
+        : data((const int8_t*)weights + panel * inputs * kColumns) {}
+    Pair load(int64_t k) const {
+        const int8_t* row = data + k * kColumns;
+        return {__builtin_convertvector(load_ints(row), Floats), __builtin_convertvector(load_ints(row + kWidth), Floats)};
+    }
+    static constexpr bool kScaleAtEnd = true;
+    static constexpr int kBitsAnInput = 8;
+};
+
+struct Int4 {  // 32 inputs of an output share a scale: [N / C][K / 32][C]. Byte k / 2 holds input k low, k + 1 high
+    const int8_t* data;
+    const float* scales;
+    Int4(const void* weights, const float* scales, int64_t panel, int64_t inputs)
+        : data((const int8_t*)weights + panel * inputs / 2 * kColumns),
+          scales(scales + panel * (inputs / 32) * kColumns) {}
+    static Floats widen(const int8_t* from, int shift) {
+        return __builtin_convertvector(((load_ints(from) >> shift) & 15) - 8, Floats);
+    }
+    Pair load(int64_t k) const {
+        const int8_t* row = data + k / 2 * kColumns;
+        const float* scale = scales + k / 32 * kColumns;
+        const int shift = k % 2 * 4;
+        return {widen(row, shift) * load_many(scale), widen(row + kWidth, shift) * load_many(scale + kWidth)};
+    }
+    static constexpr bool kScaleAtEnd = false;
+    static constexpr int kBitsAnInput = 4;
+};
+
+// sums[r] = x[r] . panel for `rows` rows, `stride` floats apart. Meanwhile `ahead`, as many bytes a input as a panel
+// has, is asked for: the next panel comes from memory while this one is multiplied.
+template <int rows, class Panel>
+void multiply(const float* x, int64_t stride, const Panel& panel, int64_t inputs, const char* ahead, int64_t bytes,
+              Pair* sums) {
+    constexpr int ways = rows == 1 ? 4 : rows <= 3 ? 2 : 1;  // sums of few rows would wait for each other
+    Pair part[ways][rows] = {};
+    int64_t k = 0;
+    for (; k + ways <= inputs; k += ways) {
+        __builtin_prefetch(ahead + k * bytes, 0, 2);
+        for (int w = 0; w < ways; w++) {
+            Pair weights = panel.load(k + w);
+            for (int r = 0; r < rows; r++) {
+                part[w][r].a += x[r * stride + k + w] * weights.a;
+                part[w][r].b += x[r * stride + k + w] * weights.b;
+            }
+        }
+    }
+    for (; k < inputs; k++) {
+        Pair weights = panel.load(k);
+        for (int r = 0; r < rows; r++) {
+            part[0][r].a += x[r * stride + k] * weights.a;
+            part[0][r].b += x[r * stride + k] * weights.b;
+        }
+    }
+    for (int r = 0; r < rows; r++) {
+        sums[r] = part[0][r];
+        for (int w = 1; w < ways; w++) sums[r].a += part[w][r].a, sums[r].b += part[w][r].b;
+    }
+}
+
+template <int rows, class Panel>
+void multiply_some(int64_t count, const float* x, int64_t stride, const Panel& panel, int64_t inputs,
+                   const char* ahead, int64_t bytes, Pair* sums) {
+    if constexpr (rows > 0) {
+        if (count == rows) multiply<rows>(x, stride, panel, inputs, ahead, bytes, sums);
+        else multiply_some<rows - 1>(count, x, stride, panel, inputs, ahead, bytes, sums);
+    }
+}
+
+template <class T>
+struct Call {
+    const T *x, *bias, *residual;  // bias and residual may be null
+    const void* weights;
+    const float* scales;  // null unless the weights are integers
+    T* out;               // [M, N], as residual
+    int64_t rows, inputs, outputs;
+};
+
+template <class Panel, class T>
+void finish(const Call<T>& call, int64_t row, int64_t count, int64_t panel, const Pair* sums) {
+    const int64_t first = panel * kColumns, columns = std::min<int64_t>(kColumns, call.outputs - first);
+    for (int64_t r = 0; r < count; r++) {
+        float values[kColumns];
+        std::memcpy(values, &sums[r], sizeof values);
+        const int64_t at = (row + r) * call.outputs + first;
+        for (int64_t c = 0; c < columns; c++) {
+            float y = values[c];
+            if (Panel::kScaleAtEnd) y *= call.scales[first + c];
+            if (call.bias) y += load(call.bias[first + c]);
+            if (call.residual) y += load(call.residual[at + c]);
+            store(call.out[at + c], y);
+        }
+    }
+}
+
+template <class Panel, class T>
+void run_panel(const Call<T>& call, const float* x, int64_t first_row, int64_t rows, int64_t index, float* wide) {
+    const int64_t inputs = call.inputs;
+    Panel panel(call.weights, call.scales, index, inputs);
+    const bool widen = rows >= kWidenFrom && !std::is_same_v<Panel, Plain<float>>;
+    if (widen)
+        for (int64_t k = 0; k < inputs; k++) {
+            Pair weights = panel.load(k);
+            std::memcpy(wide + k * kColumns, &weights, sizeof weights);
+        }
+    constexpr int64_t bytes = Panel::kBitsAnInput * kColumns / 8;
+    const int64_t blocks = (rows + kRows - 1) / kRows;
+    for (int64_t block = 0; block < blocks; block++) {
+        int64_t row = rows * block / blocks, count = rows * (block + 1) / blocks - row;
+        Pair sums[kRows];
+        const char* ahead = (const char*)panel.data + (block + 1 == blocks ? inputs * bytes : 0);
+        const float* from = x + row * inputs;
+        if (widen) multiply_some<kRows>(count, from, inputs, Plain<float>(wide, nullptr, 0, 0), inputs, ahead, bytes, sums);
+        else multiply_some<kRows>(count, from, inputs, panel, inputs, ahead, bytes, sums);
+        finish<Panel>(call, first_row + row, count, index, sums);
+    }
+}
+
+template <class Panel, class T>
+void gemm(const Call<T>& call) {
+    static thread_local std::vector<float> converted;
+    const int64_t panels = (call.outputs + kColumns - 1) / kColumns;
+    const int64_t block = std::max<int64_t>(kRows, kBlockFloats / call.inputs / kRows * kRows);
+    for (int64_t first = 0; first < call.rows; first += block) {
+        const int64_t rows = std::min(block, call.rows - first);
+        const float* x;
+        if constexpr (std::is_same_v<T, float>) {
+            x = call.x + first * call.inputs;
+        } else {
+            converted.resize(rows * call.inputs);
+            for (int64_t i = 0; i < rows * call.inputs; i++) converted[i] = load(call.x[first * call.inputs + i]);
+            x = converted.data();
+        }
+#pragma omp parallel
+        {
+            static thread_local std::vector<float> wide;
+            wide.resize(call.inputs * kColumns);
+#pragma omp for schedule(static)
+            for (int64_t panel = 0; panel < panels; panel++)
+                run_panel<Panel>(call, x, first, rows, panel, wide.data());
+        }
+    }
+}
+
+}  // namespace
+
+#define EXPORT(T, suffix, Panel, format)                                                                              \
+    void gemm_##format##_##suffix(const T* x, int64_t rows, int64_t inputs, int64_t outputs, const void* weights,     \
+                                  const float* scales, const T* bias, const T* residual, T* out) {                    \
+        gemm<Panel>(Call<T>{x, bias, residual, weights, scales, out, rows, inputs, outputs});                         \
+    }
+#define EXPORT_ALL(T, suffix)                   \
+    EXPORT(T, suffix, Plain<float>, float32)    \
+    EXPORT(T, suffix, Plain<bf16>, bfloat16)    \
+    EXPORT(T, suffix, Int8, int8)               \
+    EXPORT(T, suffix, Int4, int4)
+
+extern "C" {
+int64_t gemm_columns() { return kColumns; }
+EXPORT_ALL(float, float32)
+EXPORT_ALL(bf16, bfloat16)
+}

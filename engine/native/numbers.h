@@ -1,0 +1,95 @@
+// Numbers of the kernels: floats and bfloat16, and registers full of floats that loads widen to.
+// Everything is computed in float; bfloat16 and small integers are only ways to store.
+
+#pragma once
+
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+namespace {
+
+using bf16 = uint16_t;
+
+inline float load(float x) { return x; }
+inline float load(bf16 x) {
+    uint32_t bits = uint32_t(x) << 16;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+inline void store(float& to, float x) { to = x; }
+inline void store(bf16& to, float x) {  // to nearest, ties to even; NaN stays NaN
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    to = x != x ? 0x7fc0 : bf16((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+// A register of floats; loads widen, and may be anywhere in memory.
+#ifdef __AVX512F__
+constexpr int kWidth = 16;
+#else
+constexpr int kWidth = 8;
+#endif
+typedef float Floats __attribute__((vector_size(kWidth * 4)));
+typedef uint32_t Words __attribute__((vector_size(kWidth * 4)));
+typedef int32_t Ints __attribute__((vector_size(kWidth * 4)));
+typedef uint16_t Halves __attribute__((vector_size(kWidth * 2)));
+typedef int8_t Bytes __attribute__((vector_size(kWidth)));
+
+inline Floats load_many(const float* from) {
+    Floats x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+}
+inline Floats load_many(const bf16* from) {
+    Halves x;
+    std::memcpy(&x, from, sizeof x);
+    return (Floats)(__builtin_convertvector(x, Words) << 16);
+}
+inline Ints load_ints(const int8_t* from) {
+#if defined(__AVX512F__)  // compilers make dozens of instructions of the general form
+    return (Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from));
+#elif defined(__AVX2__)
+    return (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from));
+#else
+    Bytes bytes;
+    std::memcpy(&bytes, from, sizeof bytes);
+    return __builtin_convertvector(bytes, Ints);
+#endif
+}
+inline float sum_of(Floats x) {
+    float sum = 0;
+    for (int i = 0; i < kWidth; i++) sum += x[i];
+    return sum;
+}
+
+// exp to about 2 units in the last place; written so that the compiler can vectorize loops over it.
+inline float fast_exp(float x) {
+    x = std::min(std::max(x, -87.0f), 88.0f);
+    float n = __builtin_nearbyintf(x * 1.44269504f);
+    float r = std::fma(n, -0.693359375f, x);
+    r = std::fma(n, 2.12194440e-4f, r);
+    float p = 1.9875691500e-4f;
+    p = std::fma(p, r, 1.3981999507e-3f);
+    p = std::fma(p, r, 8.3334519073e-3f);
+    p = std::fma(p, r, 4.1665795894e-2f);
+    p = std::fma(p, r, 1.6666665459e-1f);
+    p = std::fma(p, r, 5.0000001201e-1f);
+    p = std::fma(p, r * r, r + 1.0f);
+    uint32_t bits = uint32_t(int32_t(n) + 127) << 23;
+    float power;
+    std::memcpy(&power, &bits, 4);
+    return p * power;
+}
+
+constexpr int64_t kParallelFrom = 16384;  // elements: below, waking the other threads costs more than it saves
+
+}  // namespace
