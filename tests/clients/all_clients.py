@@ -18,14 +18,21 @@ from tests.clients.running import Outcomes
 # script -> the environment it runs in: the name of a file in locks/, or node
 _PYTHON_SCRIPTS = {
     "openai_chat.py": "openai",
+    "openai_tools.py": "openai",
     "openai_0_28.py": "openai_0_28",
+    "openai_0_28_functions.py": "openai_0_28",
     "langchain_chat.py": "langchain",
+    "langchain_tools.py": "langchain",
     "langchain_0_0_chat.py": "langchain_0_0",
+    "langchain_0_0_functions.py": "langchain_0_0",
     "llama_index_chat.py": "llama_index",
+    "llama_index_rag.py": "llama_index",
     "litellm_chat.py": "litellm",
+    "litellm_tools.py": "litellm",
     "instructor_chat.py": "instructor",
+    "instructor_models.py": "instructor",
 }
-_NODE_SCRIPTS = {"openai_npm_chat.mjs": "node"}
+_NODE_SCRIPTS = {"openai_npm_chat.mjs": "node", "openai_npm_tools.mjs": "node"}
 SCRIPTS = {HERE / "scripts" / name: environment for name, environment in _PYTHON_SCRIPTS.items()}
 SCRIPTS |= {NODE / name: environment for name, environment in _NODE_SCRIPTS.items()}
 
@@ -49,15 +56,15 @@ def test_installs(environment: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "check"),
+    ("script", "environment", "check"),
     [
-        pytest.param(script, check, id=f"{script.stem}-{check.removeprefix('check_')}")
-        for script in SCRIPTS
+        pytest.param(script, environment, check, id=f"{script.stem}-{check.removeprefix('check_')}")
+        for script, environment in SCRIPTS.items()
         for check in checks(script)
     ],
 )
 @pytest.mark.timeout(900)
-def test_client(script: Path, check: str, outcome_of: Callable[[Path, str], Outcomes]) -> None:
-    outcome = outcome_of(script, SCRIPTS[script])[check]
+def test_client(script: Path, environment: str, check: str, outcome_of: Callable[[Path], Outcomes]) -> None:
+    outcome = outcome_of(script)[check]
     if outcome.error is not None:
         pytest.fail(outcome.error, pytrace=False)

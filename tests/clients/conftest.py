@@ -2,66 +2,41 @@
 
 from __future__ import annotations
 
-import functools
-import os
-import re
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.clients.environments import interpreter
 from tests.clients.running import Endpoint, Outcomes, run_script
+from tests.e2e.served import Served
 
-ROOT = Path(__file__).parents[2]
 API_KEY = "client-key"
-READY_WITHIN_S = 180
-ENDS_WITHIN_S = 30
+SCRIPTS_AT_ONCE = 3
 
 
 @pytest.fixture(scope="session")
-def endpoint(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    log = tmp_path_factory.mktemp("serve") / "log"
-    own = {"HOST": "127.0.0.1", "PORT": "0", "API_KEY": API_KEY, "MODEL_NAME": str(demo_model)}
-    # One thread: on two cores the other is the clients', and threads that wait for each other are slower than one.
-    environ = {**os.environ, **own, "NUM_THREADS": "1"}
-    command = [sys.executable, "-u", "-m", "gateway.supervisor", "--env-file", os.devnull]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=environ, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
+def endpoint(demo_model: Path) -> Iterator[Endpoint]:
+    server = Served(environ={"MODEL_NAME": str(demo_model), "API_KEY": API_KEY})
     try:
-        yield Endpoint(_base_url(process, log), API_KEY, demo_model.name, demo_model)
+        server.wait_ready()
+        yield Endpoint(f"{server.origin}/v1", API_KEY, demo_model.name, demo_model)
     finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(ENDS_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-
-
-def _base_url(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Waits for the ready line."""
-    deadline = time.monotonic() + READY_WITHIN_S
-    while time.monotonic() < deadline and process.poll() is None:
-        ready = re.search(r"^ready in .* base_url (\S+)", log.read_text(errors="replace"), re.MULTILINE)
-        if ready:
-            return ready[1]
-        time.sleep(0.2)
-    raise AssertionError(f"the project does not serve:\n{log.read_text(errors='replace')[-4000:]}")
+        server.stop()
 
 
 @pytest.fixture(scope="session")
-def outcome_of(endpoint: Endpoint) -> Callable[[Path, str], Outcomes]:
-    """(script, environment) -> the outcomes of its checks; each script runs once."""
+def outcome_of(request: pytest.FixtureRequest, endpoint: Endpoint) -> Iterator[Callable[[Path], Outcomes]]:
+    """script -> the outcomes of its checks. The scripts of the selected tests run in their order, a few at a time:
+    to the server they are users that come at once."""
+    selected = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    environments = {each["script"]: each["environment"] for each in selected if "script" in each}
 
-    @functools.cache
-    def outcomes(script: Path, environment: str) -> Outcomes:
-        return run_script(interpreter(environment), script, endpoint)
+    def run(script: Path) -> Outcomes:
+        return run_script(interpreter(environments[script]), script, endpoint)
 
-    return outcomes
+    with ThreadPoolExecutor(SCRIPTS_AT_ONCE) as pool:
+        runs = {script: pool.submit(run, script) for script in environments}
+        yield lambda script: runs[script].result()
+        pool.shutdown(cancel_futures=True)

@@ -6,7 +6,7 @@ from harness import API_KEY, BASE_URL, MODEL, run
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 QUESTION = "How is the weather in Rome this week?"
 
@@ -14,6 +14,7 @@ QUESTION = "How is the weather in Rome this week?"
 class Forecast(BaseModel):
     """The weather of the next days."""
 
+    model_config = ConfigDict(extra="forbid")  # where a schema allows more, a small model makes it up without end
     city: Literal["Paris", "Rome", "Oslo"] = Field(description="Where")
     days: int = Field(ge=1, le=7, description="How many days")
 

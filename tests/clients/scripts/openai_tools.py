@@ -80,10 +80,10 @@ def check_streamed_tools():
         with client.chat.completions.stream(**ask(), tools=TOOLS, tool_choice=tool_choice) as stream:
             events = list(stream)
             final = stream.get_final_completion().choices[0]
-        deltas = [event for event in events if event.type == "tool_calls.function.arguments.delta"]
+        deltas = [event.arguments_delta for event in events if event.type == "tool_calls.function.arguments.delta"]
         done = [event for event in events if event.type == "tool_calls.function.arguments.done"]
         calls = [(call.function.name, call.function.arguments) for call in final.message.tool_calls]
-        assert len(deltas) > len(calls), "the arguments came in one piece"
+        assert "".join(deltas) == "".join(arguments for _, arguments in calls)
         assert [(event.name, event.arguments) for event in done] == calls
         assert calls == [(call.function.name, call.function.arguments) for call in whole.message.tool_calls]
         assert final.finish_reason == whole.finish_reason
