@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.grammar import GrammarError
+from engine.grammar import fill_rows
 from engine.messages import RequestError
 from engine.sequence import Sequence
 
@@ -150,26 +150,27 @@ def _allow_only(row: Tensor, ids: Ids) -> None:
 
 def _mask_by_grammar(logits: Tensor, rows: Rows[tuple[int, Adjustment]]) -> dict[int, RequestError]:
     """Tokens beyond the width of a grammar's mask are forbidden: the padding of the vocabulary has no text."""
-    failed: dict[int, RequestError] = {}
-    masked = []
-    words = np.zeros((len(rows), -(-logits.shape[1] // 32)), dtype=np.int32)
-    for row, each in rows:
-        grammar = each.seq.grammar
-        if grammar is None or not grammar.active:
-            continue
-        try:
-            grammar.fill(words[len(masked)])
-        except GrammarError as error:
-            failed[row] = RequestError("grammar_failed", error.message)
-            words[len(masked)] = 0
-        else:
-            masked.append(row)
-    if masked:
-        bits = np.unpackbits(words[: len(masked)].view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
-        forbidden = torch.from_numpy(bits == 0).to(logits.device)
-        index = torch.tensor(masked, device=logits.device)
-        logits[index] = logits[index].masked_fill(forbidden, -torch.inf)
-    return failed
+    grammars = [(row, each.seq.grammar) for row, each in rows if each.seq.grammar and each.seq.grammar.active]
+    if not grammars:
+        return {}
+    words = np.zeros((len(grammars), -(-logits.shape[1] // 32)), dtype=np.int32)
+    failed = fill_rows([(place, grammar) for place, (_, grammar) in enumerate(grammars)], words)
+    masked = [place for place in range(len(grammars)) if place not in failed]
+    _forbid(logits, [grammars[place][0] for place in masked], words[masked])
+    return {grammars[place][0]: RequestError("grammar_failed", error.message) for place, error in failed.items()}
+
+
+def _forbid(logits: Tensor, rows: list[int], words: NDArray[np.int32]) -> None:
+    """In row rows[i] of `logits`, -inf wherever the bit of words[i] (int32[ceil(V / 32)]) is not set."""
+    if logits.is_cpu:
+        bits = np.unpackbits(~words.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
+        for row, forbidden in zip(rows, bits.view(np.bool_), strict=True):
+            np.putmask(logits[row].numpy(), forbidden, -np.inf)  # several times faster than torch's masked_fill_
+    elif rows:
+        packed = torch.from_numpy(words).to(logits.device)
+        shifted = (packed[:, :, None] >> torch.arange(32, device=logits.device)).view(len(rows), -1)
+        index = torch.tensor(rows, device=logits.device)
+        logits[index] = logits[index].masked_fill((shifted[:, : logits.shape[1]] & 1) == 0, -torch.inf)
 
 
 def _mask_ids(logits: Tensor, rows: Rows[tuple[int, Adjustment]]) -> None:

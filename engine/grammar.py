@@ -3,7 +3,7 @@
     check(spec)                                   # in the worker: a GrammarError says what is wrong, and where
     compiler = GrammarCompiler(tokenizer_path, vocab_size)
     grammar = compiler.compile(spec)              # one a sequence; compiler.submit(spec) does it in the background
-    compiler.fill([(row, grammar), ...], mask)    # int32[B, ceil(V / 32)]; bit i of word i // 32 set: i is allowed
+    fill_rows([(row, grammar), ...], mask)        # int32[B, ceil(V / 32)]; bit i of word i // 32 set: i is allowed
     grammar.accept(token); grammar.rollback(n); grammar.done
 
 Nothing here ever yields an unconstrained row for want of something better: a source that cannot be compiled, and a
@@ -21,7 +21,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -191,13 +191,17 @@ class Grammar:
         """False while every token is allowed (`start_after` has not been generated yet): the row needs no mask."""
         return self._begun
 
+    def fits(self, num_words: int) -> bool:
+        """Whether the matcher can write into a row of so many words itself."""
+        return num_words == self._row_words
+
     def fill(self, row: NDArray[np.int32]) -> None:
         """Writes the mask of the next token into `row`, int32[ceil(V / 32)], contiguous. After `done` only the end
         tokens are allowed. Raises GrammarError if the mask is over its budget."""
         if not self._begun:
             row.fill(-1)
             return
-        full = row if len(row) == self._row_words else np.empty(self._row_words, dtype=np.int32)
+        full = row if self.fits(len(row)) else np.empty(self._row_words, dtype=np.int32)
         self._matcher.unsafe_compute_mask_ptr(full.ctypes.data, full.nbytes)
         if full is not row:
             row[:] = full[: len(row)]
@@ -241,6 +245,29 @@ class Grammar:
             self._begun = not self._start_after
 
 
+@cache
+def _executor() -> LLExecutor:
+    return LLExecutor()
+
+
+def fill_rows(rows: Sequence[tuple[int, Grammar]], mask: NDArray[np.int32]) -> dict[int, GrammarError]:
+    """Fills row i of `mask` (int32[B, ceil(V / 32)], contiguous) for each (i, grammar), several at a time.
+    -> the rows that failed: their requests end, the others go on."""
+    parallel = {row: grammar._matcher for row, grammar in rows if grammar.active and grammar.fits(mask.shape[1])}
+    if len(parallel) > 1:
+        pairs = [(matcher, row) for row, matcher in parallel.items()]
+        _executor().unsafe_compute_mask_ptr(pairs, mask.ctypes.data, mask.shape[1] * 4, mask.shape[0])
+    else:
+        parallel = {}
+    failed: dict[int, GrammarError] = {}
+    for row, grammar in rows:
+        try:
+            (grammar.finish_row if row in parallel else grammar.fill)(mask[row])
+        except GrammarError as error:
+            failed[row] = error
+    return failed
+
+
 class GrammarCompiler:
     """Compiles constraints for one tokenizer and keeps the most recent ones. Thread-safe."""
 
@@ -252,7 +279,6 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._executor = LLExecutor()
         self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
 
     def compile(self, spec: GrammarSpec) -> Grammar:
@@ -270,23 +296,6 @@ class GrammarCompiler:
     def submit(self, spec: GrammarSpec) -> Future[Grammar]:
         """`compile` on a background thread: the first grammar also loads the tokenizer (about a second)."""
         return self._background.submit(self.compile, spec)
-
-    def fill(self, rows: Sequence[tuple[int, Grammar]], mask: NDArray[np.int32]) -> dict[int, GrammarError]:
-        """Fills row i of `mask` (int32[B, ceil(V / 32)], contiguous) for each (i, grammar), several at a time.
-        -> the rows that failed: their requests end, the others go on."""
-        failed: dict[int, GrammarError] = {}
-        parallel = {row: grammar for row, grammar in rows if grammar.active and grammar._row_words == mask.shape[1]}
-        if len(parallel) > 1:
-            pairs = [(grammar._matcher, row) for row, grammar in parallel.items()]
-            self._executor.unsafe_compute_mask_ptr(pairs, mask.ctypes.data, mask.shape[1] * 4, mask.shape[0])
-        else:
-            parallel = {}
-        for row, grammar in rows:
-            try:
-                (grammar.finish_row if row in parallel else grammar.fill)(mask[row])
-            except GrammarError as error:
-                failed[row] = error
-        return failed
 
     def _compile(self, grammar: str) -> LLMatcher:
         if self._tokenizer is None:

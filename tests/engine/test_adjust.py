@@ -106,6 +106,9 @@ class AllowIds:
     def __init__(self, ids, active=True, fails=False):
         self.ids, self.active, self.done, self.fails = ids, active, False, fails
 
+    def fits(self, num_words):
+        return False
+
     def fill(self, row):
         if self.fails:
             raise GrammarError("too deep")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.grammar import Grammar, GrammarCompiler, GrammarError, check, check_whitespace
+from engine.grammar import Grammar, GrammarCompiler, GrammarError, check, check_whitespace, fill_rows
 from engine.messages import GrammarSpec
 from tests.unit.grammar_driver import EOS, VOCAB, GrammarDriver, driver
 
@@ -392,7 +392,7 @@ class TestCompiler:
             drive.grammar(*source, start_after=(5,) if place == 3 else ()) for place, source in enumerate(sources)
         ]
         mask = np.full((6, VOCAB // 32), 7, dtype=np.int32)
-        assert drive.compiler.fill([(row, grammars[place]) for place, row in enumerate((4, 0, 2, 5))], mask) == {}
+        assert fill_rows([(row, grammars[place]) for place, row in enumerate((4, 0, 2, 5))], mask) == {}
         for place, row in enumerate((4, 0, 2, 5)):
             alone = np.zeros(VOCAB // 32, dtype=np.int32)
             grammars[place].fill(alone)
@@ -409,7 +409,7 @@ class TestCompiler:
         mask = np.zeros((3, VOCAB // 32), dtype=np.int32)
         with pytest.raises(GrammarError):
             grammars[1].accept(int(drive.allowed(grammars[1])[-1]))
-        failed = drive.compiler.fill(list(enumerate(grammars)), mask)
+        failed = fill_rows(list(enumerate(grammars)), mask)
         assert list(failed) == [1] and failed[1].message
         with pytest.raises(GrammarError):
             grammars[1].fill(mask[1])
