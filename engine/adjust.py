@@ -162,15 +162,21 @@ def _mask_by_grammar(logits: Tensor, rows: Rows[tuple[int, Adjustment]]) -> dict
 
 def _forbid(logits: Tensor, rows: list[int], words: NDArray[np.int32]) -> None:
     """In row rows[i] of `logits`, -inf wherever the bit of words[i] (int32[ceil(V / 32)]) is not set."""
-    if logits.is_cpu:
-        bits = np.unpackbits(~words.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
-        for row, forbidden in zip(rows, bits.view(np.bool_), strict=True):
-            np.putmask(logits[row].numpy(), forbidden, -np.inf)  # several times faster than torch's masked_fill_
-    elif rows:
-        packed = torch.from_numpy(words).to(logits.device)
-        shifted = (packed[:, :, None] >> torch.arange(32, device=logits.device)).view(len(rows), -1)
-        index = torch.tensor(rows, device=logits.device)
-        logits[index] = logits[index].masked_fill((shifted[:, : logits.shape[1]] & 1) == 0, -torch.inf)
+    if not logits.is_cpu:
+        forbid_on_device(logits, rows, words)
+        return
+    bits = np.unpackbits(~words.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
+    for row, forbidden in zip(rows, bits.view(np.bool_), strict=True):
+        np.putmask(logits[row].numpy(), forbidden, -np.inf)  # several times faster than torch's masked_fill_
+
+
+def forbid_on_device(logits: Tensor, rows: list[int], words: NDArray[np.int32]) -> None:
+    """The same where copying to the device costs most: the bits go there packed."""
+    device, width = logits.device, logits.shape[1]
+    packed = torch.from_numpy(words).to(device)
+    bits = (packed[:, :, None] >> torch.arange(32, device=device)).view(len(rows), 32 * words.shape[1])[:, :width]
+    index = torch.tensor(rows, dtype=torch.int64, device=device)
+    logits[index] = logits[index].masked_fill((bits & 1) == 0, -torch.inf)
 
 
 def _mask_ids(logits: Tensor, rows: Rows[tuple[int, Adjustment]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from engine import adjust
@@ -129,6 +130,17 @@ def test_grammar_masks_only_rows_that_need_one():
     allowed = [[i for i, value in enumerate(values) if value == 1.0] for values in rows]
     assert allowed[:3] == [[0, 31, 39], list(range(40)), list(range(40))] and allowed[4] == [38]
     assert {row: error.code for row, error in failed.items()} == {3: "grammar_failed"}
+
+
+@pytest.mark.parametrize("rows", [[], [0], [2, 0], [0, 1, 2]])
+def test_masks_unpacked_on_the_device_equal_those_unpacked_here(rows):
+    random = np.random.default_rng(0)
+    words = random.integers(-(2**31), 2**31, (len(rows), 3), dtype=np.int64).astype(np.int32)
+    here, there = torch.rand(3, 70), torch.empty(3, 70)
+    there.copy_(here)
+    adjust._forbid(here, rows, words)
+    adjust.forbid_on_device(there, rows, words)
+    assert torch.equal(here, there) and bool((here == -INF).any()) == bool(rows)
 
 
 def test_min_tokens_does_not_take_the_last_way_out_of_a_complete_grammar():
