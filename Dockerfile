@@ -29,12 +29,12 @@ COPY . .
 
 ARG MODEL_NAME=""
 ARG MODEL_REVISION=""
-# The worker looks for MODEL_NAME under /models before it asks the hub.
-ENV MODEL_NAME=$MODEL_NAME MODEL_REVISION=$MODEL_REVISION
+# The worker looks into the cache of the hub library (HF_HOME) before it asks the hub.
+ENV MODEL_NAME=$MODEL_NAME MODEL_REVISION=$MODEL_REVISION HF_HOME=/models
 RUN --mount=type=secret,id=HF_TOKEN \
     if [ -n "$MODEL_NAME" ]; then \
         export HF_TOKEN="$(cat /run/secrets/HF_TOKEN 2>/dev/null || true)" \
-        && python -m builder.fetch_model --into /models; \
+        && python -m builder.fetch_model; \
     fi
 
 CMD ["python", "-u", "handler.py"]
