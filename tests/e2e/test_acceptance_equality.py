@@ -87,7 +87,7 @@ def reference(demo_model: Path) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 async def test_streams_that_share_steps_equal_lone_requests_and_generate(served: Any, reference: Any) -> None:
     from tokenizers import Tokenizer
 

@@ -17,7 +17,7 @@ ALLOWED_GROWTH_BYTES = 20 * 1024 * 1024
 
 async def one_request(client: AsyncOpenAI, model: str, rng: random.Random) -> str:
     """Sends one random request; returns how it ended."""
-    prompt = " ".join(str(rng.randrange(1000)) for _ in range(rng.randrange(1, 40)))
+    prompt = " ".join(str(rng.randrange(1000)) for _ in range(rng.randrange(1, 12)))
     max_tokens = rng.randrange(1, 25)
     sampling = {"temperature": rng.choice([0, 0.7, 1.3]), "seed": rng.randrange(1 << 30)}
     way = rng.choice(["whole", "streamed", "close the stream", "hang up"])
@@ -59,7 +59,7 @@ async def until_idle(served: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 async def test_random_requests_with_cancels_leave_nothing_behind(served: Any) -> None:
     rng = random.Random(11)
     ends: list[str] = []
