@@ -90,7 +90,8 @@ def random_prompts(lengths: list[int], vocab_size: int = VOCAB, seed: int = 0) -
 
 
 def runner_of(folder: Path, **config) -> Runner:
-    return Runner(EngineConfig(str(folder), **{"dtype": "float32", "num_pages": 200, "device": "cpu", "num_threads": 1, **config}))
+    defaults = {"dtype": "float32", "num_pages": 200, "device": "cpu", "num_threads": 1}
+    return Runner(EngineConfig(str(folder), **{**defaults, **config}))
 
 
 class Driver:
