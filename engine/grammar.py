@@ -139,6 +139,8 @@ def _place(schema: dict[str, Any], problem: str) -> str:
 
 def _plain(message: str) -> str:
     """A message of the compiler in one line: no excerpt of the source, no advice on options that no client has."""
+    if "NoExtensionBias" in message:  # the compiler's word for a start that no text can follow
+        return "The grammar of the request refers to itself and can never be completed."
     message = re.sub(r"^at \d+\(\d+\): |\n +\d+ \|.*", "", message, flags=re.DOTALL)
     return " ".join(message.replace("Enable 'coerce_one_of' option to approximate oneOf with anyOf", "").split())[:400]
 

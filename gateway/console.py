@@ -53,7 +53,8 @@ def ready_text(origin: str, model: str, seconds: float, *, with_key: bool) -> st
     """The ready line, a curl line and a snippet for the OpenAI SDK."""
     key = "YOUR_API_KEY" if with_key else "none"
     header = f" -H 'Authorization: Bearer {key}'" if with_key else ""
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello!"}]})
+    # Bounded: a small model that misses its end on a CPU would go on for minutes.
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 64})
     quoted = body.replace("'", "'\\''")
     name = json.dumps(model)
     return f"""
@@ -64,6 +65,6 @@ curl {origin}/v1/chat/completions -H 'Content-Type: application/json'{header} -d
 from openai import OpenAI
 client = OpenAI(base_url="{origin}/v1", api_key="{key}")
 messages = [{{"role": "user", "content": "Hello!"}}]
-for chunk in client.chat.completions.create(model={name}, messages=messages, stream=True):
+for chunk in client.chat.completions.create(model={name}, messages=messages, max_tokens=64, stream=True):
     print(chunk.choices[0].delta.content or "", end="", flush=True)
 """

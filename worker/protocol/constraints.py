@@ -157,8 +157,10 @@ def _schema(value: Any, param: str) -> GrammarSpec:
 def _choices(value: Any, param: str) -> list[str]:
     if not isinstance(value, list):
         fail(param, f"must be an array of strings, got {kind(value)}", "invalid_type")
-    if not 0 < len(value) <= MAX_CHOICES:
-        fail(param, f"must have 1 to {MAX_CHOICES} entries, got {len(value)}", "array_above_max_length")
+    if not value:
+        fail(param, "must not be empty", "empty_array")
+    if len(value) > MAX_CHOICES:
+        fail(param, f"must have at most {MAX_CHOICES} entries, got {len(value)}", "array_above_max_length")
     for index, item in enumerate(value):
         if not isinstance(item, str) or not item:
             fail(f"{param}[{index}]", "must be a non-empty string", "invalid_type")

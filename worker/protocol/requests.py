@@ -162,7 +162,8 @@ def _prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
 
 def _ids(value: Any, path: str) -> tuple[int, ...]:
     if not isinstance(value, list):
-        fail(path, f"must be a string or an array of token ids, got {kind(value)}", "invalid_type")
+        wanted = "a string or an array of token ids" if path.startswith("prompt") else "an array of token ids"
+        fail(path, f"must be {wanted}, got {kind(value)}", "invalid_type")
     if not value:
         fail(path, "must not be empty", "empty_array")
     if set(map(type, value)) != {int}:
