@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from time import process_time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.parser_samples import ARGUMENTS, BARE, TOOLS, WRITERS, cuts, parse, said, tools_in
-from worker.parsers.base import ToolCallArgs, ToolCallStart
+from worker.parsers.base import ToolCallArgs, ToolCallStart, Trail
 from worker.parsers.names import HARMONY
 from worker.parsers.registry import FORMATS, tool_parser
 
@@ -117,3 +118,14 @@ SOUP = st.lists(
 def test_no_soup_depends_on_the_cutting(format: str, text: str) -> None:
     results = {repr(said(parse(lambda: tool_parser(format, TOOLS), pieces))) for pieces in cuts(text, 3)}
     assert len(results) == 1, results
+
+
+def test_a_long_run_of_spaces_is_held_in_linear_time() -> None:
+    def seconds(length: int) -> float:
+        trail, begun = Trail(), process_time()
+        assert trail.add("a") == "a" and not any(map(trail.add, " " * length))
+        assert trail.add("b") == " " * length + "b" and trail.take() == ""
+        return process_time() - begun
+
+    seconds(1000)
+    assert seconds(400_000) < 2.0  # copying what is held for every character takes tens of seconds

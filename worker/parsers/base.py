@@ -78,3 +78,26 @@ def merge(deltas: Iterable[Delta]) -> list[Delta]:
             case _:
                 merged.append(delta)
     return merged
+
+
+class Trail:
+    """The space at the end of a text, held back until something follows. Constant work per character."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+
+    def add(self, text: str) -> str:
+        """-> what is no end any more: the space held so far and `text` without the space at its own end."""
+        said = text.rstrip()
+        if not said:
+            self._parts.append(text)
+            return ""
+        before = self.take()
+        self._parts.append(text[len(said) :])
+        return before + said
+
+    def take(self) -> str:
+        """The held space, which is held no more."""
+        space = "".join(self._parts)
+        self._parts.clear()
+        return space

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from worker.parsers.base import Content, Delta, Parser, Reasoning, ToolCallStart
+from worker.parsers.base import Content, Delta, Parser, Reasoning, ToolCallStart, Trail
 from worker.parsers.source import Machine, Steps
 
 
@@ -83,7 +83,7 @@ class ReasoningParser(Machine):
         self._inside = inside
         self._tool_starts = tool_starts if trial else ()
         self._trial = trial
-        self._space = ""  # at the end of the thoughts so far
+        self._space = Trail()  # at the end of the thoughts so far
         self._thought = False  # something was emitted
 
     def run(self) -> Steps[None]:
@@ -118,13 +118,8 @@ class ReasoningParser(Machine):
             self.emit(Content(text))
 
     def _think(self, text: str) -> None:
-        text = self._space + text
-        if not self._thought:
-            text = text.lstrip()
-        said = text.rstrip()
-        self._space = text[len(said) :]
-        if said:
-            self.emit(Reasoning(said))
+        if said := self._space.add(text):
+            self.emit(Reasoning(said if self._thought else said.lstrip()))
             self._thought = True
 
     def _thoughts(self) -> Steps[bool]:
@@ -132,8 +127,8 @@ class ReasoningParser(Machine):
         closes = self._tags.closes
         while (mark := (yield from self.source.until(closes + self._tool_starts, self._think))) not in closes:
             if mark is None or (yield from self._call(mark)):
-                if mark is None and self._thought and self._space:
-                    self.emit(Reasoning(self._space))
+                if mark is None and self._thought and (space := self._space.take()):
+                    self.emit(Reasoning(space))
                 return False
             self._think(mark)
         return True

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from worker.parsers.base import Content, ToolCallArgs, ToolCallStart
+from worker.parsers.base import Content, ToolCallArgs, ToolCallStart, Trail
 from worker.parsers.partial_json import copy_value, loads, read_string, read_value
 from worker.parsers.source import Machine, Steps
 
@@ -58,7 +58,7 @@ class ToolParser(Machine):
         self.tools = tools
         self.markers = frozenset((*self.starts, *self.ends, *self.opens, *self.closes, *self.inner))
         self.count = 0  # of calls begun
-        self._space = ""  # at the end of what was said, not yet emitted
+        self._space = Trail()  # at the end of what was said, not yet emitted
         self._after_call = False  # nothing but space since
         self._owed = ""  # the opening of a section whose first call is yet to be seen
 
@@ -88,8 +88,8 @@ class ToolParser(Machine):
             else:
                 self.say(self._owed + marker)
                 self._owed = ""
-        if self._space and not self._after_call:
-            self.emit(Content(self._space))
+        if not self._after_call and (space := self._space.take()):
+            self.emit(Content(space))
 
     def attempt(self, steps: Steps[None]) -> Steps[bool]:
         """Runs `steps`; where they raise NotACall, nothing was read. -> whether they did not."""
@@ -108,10 +108,7 @@ class ToolParser(Machine):
         """Text that is content. The beginning of a closing marker at the end of the output is none."""
         if self.source.ended and self._after_call and any(close.startswith(text) for close in self.closes):
             return
-        text = self._space + text
-        said = text.rstrip()
-        self._space = text[len(said) :]
-        if said:
+        if said := self._space.add(text):
             self.emit(Content(said))
             self._after_call = False
 
@@ -120,7 +117,7 @@ class ToolParser(Machine):
         if name not in self.tools:
             raise NotACall
         self.source.commit()
-        self._space = ""
+        self._space.take()
         self._after_call = True
         self.emit(ToolCallStart(self.count, call_id or self.new_id(), name))
         self.count += 1
