@@ -17,8 +17,8 @@ _REASONING = re.compile(r"think|thought|reason", re.IGNORECASE)
 class ControlTokens:
     """The control tokens of one tokenizer, as one template uses them.
 
-    `phrases` are the string constants of the template, `words` those and the attributes that it reads, `hidden` further texts
-    that the template shall not see in values, `source` its whole text.
+    `phrases` are the string constants of the template, `words` those and the attributes that it reads, `hidden`
+    further texts that the template shall not see in values, `source` its whole text.
     """
 
     def __init__(

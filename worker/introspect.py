@@ -114,9 +114,7 @@ async def _render_completions(model: ServedModel, request: CompletionRequest) ->
     return rendered[0] | ({"prompts": rendered} if len(rendered) > 1 else {})
 
 
-def _rendered(
-    model: ServedModel, request: ChatCompletionRequest | CompletionRequest, prompt: Prompt
-) -> dict[str, Any]:
+def _rendered(model: ServedModel, request: ChatCompletionRequest | CompletionRequest, prompt: Prompt) -> dict[str, Any]:
     tokenizer = model.tokenizer
     params = sampling_params(
         request,
