@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 LOCK   := builder/requirements.lock
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(LOCK)
 
-.PHONY: serve test test-unit test-clients lint bench clean help
+.PHONY: serve test test-unit test-clients lint clean help
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
