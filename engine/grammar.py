@@ -15,6 +15,7 @@ Knows no text, requests or logits. Importing this imports neither torch nor a to
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import threading
@@ -231,6 +232,12 @@ class Grammar:
         self._free.append(token)
         self._begun = tuple(self._free[-len(self._start_after) :]) == self._start_after
         return True
+
+    def fork(self) -> Grammar:
+        """A second one in the same state."""
+        other = copy.copy(self)
+        other._matcher, other._free = self._matcher.deep_copy(), self._free[:]
+        return other
 
     def _raise_if_failed(self) -> None:
         if self._matcher.is_error():

@@ -16,8 +16,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from engine.client import EngineClient
+from engine.grammar import GrammarError
 from engine.messages import FinishReason, Request, SamplingParams, SequenceOutput, TokenLogprobs
+from worker.beam_grammar import BeamGrammar
 from worker.detokenizer import Detokenizer
+from worker.errors import BadRequest
 from worker.generation import Candidate, OnStep, Timing, engine_error, first_failure, usage_of
 from worker.protocol.generation import Generation
 from worker.protocol.responses import Usage
@@ -39,8 +42,6 @@ def refuse_beside_beams(request: Generation) -> None:
     for name, nothing in _NOT_WITH_BEAMS.items():
         if getattr(request, name) not in (nothing, 1.0 if name == "repetition_penalty" else nothing):
             fail(name, "cannot be combined with use_beam_search")
-    if request.constraint is not None:
-        fail(request.constraint.param, "cannot be combined with use_beam_search")
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Beam:
     logprobs: tuple[TokenLogprobs, ...] = ()
     total: float = 0.0  # sum of the tokens' logprobs
     detokenizer: Detokenizer | None = None  # only where there are stop strings to look for
+    grammar: BeamGrammar | None = None  # only where the answer is constrained
     finish: FinishReason | None = None
     stop_token_id: int | None = None
 
@@ -85,12 +87,13 @@ class BeamSearch:
     options: BeamOptions
     params: SamplingParams  # max_tokens, min_tokens and stop_token_ids count
     detokenizer: Detokenizer | None = None  # of an empty beam, where there are stop strings
+    grammar: BeamGrammar | None = None  # of an empty beam, where the answer is constrained
     living: list[Beam] = field(default_factory=list)
     ended: list[Beam] = field(default_factory=list)
 
     async def run(self, expand: Expand) -> list[Beam]:
         """All beams worth an answer, best first; at least `width` of them."""
-        self.living = [Beam(detokenizer=self.detokenizer)]
+        self.living = [Beam(detokenizer=self.detokenizer, grammar=self.grammar)]
         for length in range(1, self.params.max_tokens + 1):
             tops = await asyncio.gather(*[expand(beam) for beam in self.living])
             self._advance(tops, length)
@@ -125,12 +128,16 @@ class BeamSearch:
         if detokenizer is not None and not stops:
             detokenizer = detokenizer.fork()
             detokenizer.feed([token_id])
-        stopped = detokenizer is not None and detokenizer.stopped is not None
+        grammar = beam.grammar.after(token_id) if beam.grammar is not None and not stops else None
+        stopped = (detokenizer is not None and detokenizer.stopped is not None) or (
+            grammar is not None and grammar.done
+        )
         return Beam(
             (*beam.token_ids, token_id),
             (*beam.logprobs, position),
             total,
             detokenizer,
+            grammar,
             FinishReason.STOP if stops or stopped else None,
             token_id if stops else None,
         )
@@ -157,9 +164,16 @@ class BeamGeneration:
     """
 
     def __init__(
-        self, client: EngineClient, candidates: Sequence[Candidate], timing: Timing, options: BeamOptions
+        self,
+        client: EngineClient,
+        candidates: Sequence[Candidate],
+        timing: Timing,
+        options: BeamOptions,
+        grammar: BeamGrammar | None = None,
     ) -> None:
+        """`grammar`: the constraint on every answer, at its beginning."""
         self._client = client
+        self._grammar = grammar
         self.candidates = list(candidates)
         self._options = options
         self._live: set[str] = set()
@@ -195,28 +209,41 @@ class BeamGeneration:
             output = await self._next_tokens(request, beam, with_prompt=not first)
             first.append(output)
             assert output.logprobs is not None
-            return output.logprobs[0]
+            top = output.logprobs[0]
+            return top if beam.grammar is None else beam.grammar.best(top, self._num_tops(request))
 
-        beams = await BeamSearch(self._options, request.params, choices[0].pipeline.stop_finder()).run(expand)
+        stop_finder = choices[0].pipeline.stop_finder()
+        try:
+            beams = await BeamSearch(self._options, request.params, stop_finder, self._grammar).run(expand)
+        except GrammarError as error:
+            raise BadRequest(error.message, code="invalid_grammar") from None
         for place, (choice, beam) in enumerate(zip(choices, beams, strict=False)):
             output = replace(beam.output(request.id), prompt_logprobs=first[0].prompt_logprobs)
             on_step(start + place, choice.take(output, first[0].cached_tokens))
             self.timing.note(start + place, len(beam.token_ids))
 
+    def _num_tops(self, request: Request) -> int:
+        return max(2 * self._options.width, request.params.logprobs or 0)
+
     async def _next_tokens(self, request: Request, beam: Beam, *, with_prompt: bool) -> SequenceOutput:
         self._num_requests += 1
-        asked = request.params
+        count = self._num_tops(request)
+        named: tuple[int, ...] = ()
+        if beam.grammar is not None:
+            count, named = beam.grammar.wanted(count)
         params = SamplingParams(
             max_tokens=1,
             temperature=0.0,
-            logprobs=max(2 * self._options.width, asked.logprobs or 0),
-            prompt_logprobs=asked.prompt_logprobs if with_prompt else None,
+            logprobs=count,
+            logprob_token_ids=named,
+            prompt_logprobs=request.params.prompt_logprobs if with_prompt else None,
         )
         step = replace(
             request,
             id=f"{request.id}-{self._num_requests}",
             prompt_ids=request.prompt_ids + beam.token_ids,
             params=params,
+            grammar=None,
         )
         self._live.add(step.id)
         outputs = [output async for output in self._client.submit(step)]

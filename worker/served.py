@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import templates
+from engine.grammar import GrammarCompiler
 from engine.messages import EngineInfo
 from templates import ChatTemplates, TemplateError
 from worker import VERSION, sampling
@@ -69,6 +70,7 @@ class ServedModel:
             max_logprobs=settings.max_logprobs,
         )
         self.prompts = PromptBuilder(self.tokenizer, self.templates, self.sampling, settings)
+        self.grammars = GrammarCompiler(text.files.tokenizer_folder, info.vocab_size)  # for searches that run here
         self.outputs = OutputFormats(_formats(text, settings), self.tokenizer)
 
     @property

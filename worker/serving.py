@@ -8,6 +8,7 @@ the right protocol. All refusals happen before the engine hears of a request.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -16,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine.client import EngineClient
+from engine.grammar import GrammarError
 from engine.messages import Request, SamplingParams
 from worker import introspect
 from worker.answers.base import Frame, Writer
@@ -23,8 +25,9 @@ from worker.answers.chat import ChatRules, StreamedChat, WholeChat
 from worker.answers.completion import CompletionRules, StreamedCompletion, WholeCompletion
 from worker.answers.native import NativeStream, NativeWhole
 from worker.beam import BeamGeneration, BeamOptions, refuse_beside_beams
+from worker.beam_grammar import BeamGrammar
 from worker.detokenizer import Detokenizer
-from worker.errors import RateLimited, WorkerError
+from worker.errors import BadRequest, RateLimited, WorkerError
 from worker.generation import Candidate, Generation, Timing, ranked
 from worker.jobs import Operation
 from worker.logprobs import LogprobFormat
@@ -34,7 +37,6 @@ from worker.prompts import Prompt
 from worker.protocol import sse
 from worker.protocol.requests import ChatCompletionRequest, CompletionRequest
 from worker.protocol.responses import Head, new_id
-from worker.protocol.validation import fail
 from worker.sampling import sampling_params
 from worker.served import ServedModel
 from worker.structured import OutputPlan
@@ -123,12 +125,11 @@ class Answer:
         params = [self._params(request, prompt) for prompt in prompts]
         self._log_request(request, prompts[0], params[0])
         client = self._serving.client()
-        if request.use_beam_search and plan.grammar is not None:
-            fail("use_beam_search", "cannot be combined with tools that must be called")
         if request.use_beam_search:
             candidates = self._candidates(request, prompts, plan, params, request.n)
             options = BeamOptions(request.n, request.num_sequences, request.length_penalty, request.early_stopping)
-            self._generation = BeamGeneration(client, candidates, self._timing, options)
+            grammar = await self._beam_grammar(plan, params[0])
+            self._generation = BeamGeneration(client, candidates, self._timing, options, grammar)
             await self._generation.run(writer.step)
         else:
             candidates = self._candidates(request, prompts, plan, params, request.num_sequences)
@@ -139,6 +140,16 @@ class Answer:
                 await generation.run(writer.step)
         writer.close()
         self._note(params[0], request.n * len(prompts))
+
+    async def _beam_grammar(self, plan: OutputPlan, params: SamplingParams) -> BeamGrammar | None:
+        if plan.grammar is None:
+            return None
+        try:
+            grammar = await asyncio.to_thread(self._model.grammars.compile, plan.grammar)
+        except GrammarError as error:
+            raise BadRequest(error.message, code="invalid_grammar") from None
+        grammar.stop_ids = params.stop_token_ids
+        return BeamGrammar(grammar, self._model.sampling.vocab_size)
 
     def _params(self, request: AnyRequest, prompt: Prompt) -> SamplingParams:
         model = self._model

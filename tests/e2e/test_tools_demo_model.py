@@ -110,6 +110,19 @@ async def test_several_choices_and_logprobs(worker: Worker) -> None:
         assert choice["message"]["content"] in ("left", "right") and choice["logprobs"]["content"]
 
 
+async def test_beams_stay_within_the_constraint(worker: Worker) -> None:
+    body = {"messages": USE_IT, "use_beam_search": True, "n": 2, "max_tokens": 24}
+    answer = await body_of(worker, chat(guided_choice=["left", "right", "straight on"], **body))
+    texts = [choice["message"]["content"] for choice in answer["choices"]]
+    assert len(set(texts)) == 2 and set(texts) < {"left", "right", "straight on"}
+    answer = await body_of(worker, chat(response_format=schema(POINT), **body))
+    for choice in answer["choices"]:
+        jsonschema.validate(json.loads(choice["message"]["content"]), POINT)
+        assert choice["finish_reason"] == "stop"
+    choice = (await body_of(worker, chat(tools=[TOOL], tool_choice="required", **body)))["choices"][0]
+    assert json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"]) == {"word": "blue"}
+
+
 async def test_a_list_that_does_not_fit_ends_with_length(worker: Worker) -> None:
     many = schema({"type": "array", "items": {"type": "integer", "maximum": 9}, "minItems": 500})
     answer = await body_of(worker, chat(messages=USE_IT, max_tokens=12, response_format=many))

@@ -239,7 +239,6 @@ class TestRefusals:
             ({"tools": [F], "tool_choice": "sometimes"}, "tool_choice"),
             ({"guided_regex": "["}, "guided_regex"),
             ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": []}}}}, "response_format"),
-            ({"guided_json": {"type": "object"}, "use_beam_search": True}, "guided_json"),
         ],
     )
     async def test_by_name(self, worker: Worker, body: dict[str, Any], param: str) -> None:
