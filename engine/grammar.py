@@ -17,157 +17,30 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from engine.bounds import GrammarError as GrammarError
-from engine.bounds import check_lark, check_pattern
 from engine.messages import GrammarSpec
-from engine.schema import bounded, children
 from engine.schema import check_whitespace as check_whitespace
+from engine.sources import LIMITS, compiled_form, on_deep_stack, plain
 
-MAX_SOURCE_CHARS = 500_000
 MAX_CACHED = 64  # compiled grammars kept by a compiler
-# About 35 ms for a mask and 30 MB for an automaton; beyond that the request ends.
-LIMITS = LLParserLimits(
-    max_items_in_row=20_000,
-    step_lexer_fuel=500_000,
-    step_max_items=100_000,
-    max_lexer_states=30_000,
-    verbose_errors=False,
-)
-_STACK_BYTES = 128 << 20  # virtual; the compiler recurses as deep as a schema's references reach
-_MAX_TRIES = 200  # compilations spent on finding the place of an error
-_T = TypeVar("_T")
 
 
 def check(spec: GrammarSpec) -> None:
     """Raises GrammarError if `spec` is broken, unsupported or too large. Takes milliseconds, up to a second for the
     largest sources: off the event loop for long ones. Special tokens of a lark grammar are not looked up."""
-    _grammar(spec.kind, spec.source)
-
-
-@lru_cache(maxsize=MAX_CACHED)
-def _grammar(kind: str, source: str) -> str:
-    """The checked source in the compiler's own form."""
-    if len(source) > MAX_SOURCE_CHARS:
-        raise GrammarError(f"is longer than {MAX_SOURCE_CHARS} characters")
-    if kind in ("json_schema", "json_object"):
-        schema = bounded(_json(source) if kind == "json_schema" else {"type": "object"})
-        grammar = LLMatcher.grammar_from_json_schema(schema)
-        if problem := _problem(grammar):
-            raise GrammarError(problem, _place(schema, problem))
-        return grammar
-    if kind == "regex":
-        check_pattern(source)
-        grammar = LLMatcher.grammar_from_regex(source)
-    elif kind == "choice":
-        choices = [json.dumps(choice, ensure_ascii=False) for choice in _json(source)]
-        grammar = LLMatcher.grammar_from_lark("start: " + " | ".join(choices))
-    elif kind == "lark":
-        grammar = LLMatcher.grammar_from_lark(_lark(source))
-    else:
-        raise GrammarError(f"unknown kind of constraint {kind!r}")
-    if problem := _problem(grammar):
-        raise GrammarError(problem)
-    return grammar
-
-
-def _json(source: str) -> Any:
-    try:
-        return json.loads(source)
-    except (ValueError, RecursionError) as error:
-        raise GrammarError(f"is not valid JSON: {error}") from None
-
-
-_SKIPPED = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|%json\s*(?=\{)')
-
-
-def _lark(source: str) -> str:
-    """A lark (or GBNF) grammar, its embedded schemas bounded like any other."""
-    try:
-        source = any_to_lark(source)
-    except Exception as error:  # the converter raises its own kinds, and RecursionError
-        raise GrammarError(f"is not a grammar: {str(error)[:300]}") from None
-    whole, rest = "", ""  # with schemas, without
-    at = 0
-    while match := _SKIPPED.search(source, at):
-        before, at = source[at : match.start()], match.end()
-        whole += before + match[0]
-        rest += before + ("" if match[0].startswith(("//", "%json")) else match[0])
-        if match[0].startswith("%json"):
-            try:
-                schema, at = json.JSONDecoder().raw_decode(source, at)
-            except (ValueError, RecursionError) as error:
-                raise GrammarError(f"has a %json that is not valid JSON: {error}") from None
-            whole += json.dumps(bounded(schema))
-    check_lark(rest + source[at:])
-    return whole + source[at:]
-
-
-def _problem(grammar: str) -> str:
-    """The compiler's word on a grammar, "" if it is fine."""
-    failed, messages = _deep(lambda: LLMatcher.validate_grammar_with_warnings(grammar, limits=LIMITS))
-    return _plain(messages[0]) if failed else ""
-
-
-def _place(schema: dict[str, Any], problem: str) -> str:
-    """The path of the innermost subschema that has the same problem by itself."""
-    definitions: dict[str, Any] = {key: schema[key] for key in ("$defs", "definitions", "x-guidance") if key in schema}
-    path, node, tries = "", schema, 0
-    while True:
-        for step, child in children(node):
-            tries += 1
-            if tries > _MAX_TRIES:
-                return path
-            if isinstance(child, dict) and _problem(LLMatcher.grammar_from_json_schema(definitions | child)) == problem:
-                path, node = path + step, child
-                break
-        else:
-            return path
-
-
-def _plain(message: str) -> str:
-    """A message of the compiler in one line: no excerpt of the source, no advice on options that no client has."""
-    if "NoExtensionBias" in message:  # the compiler's word for a start that no text can follow
-        return "The grammar of the request refers to itself and can never be completed."
-    message = re.sub(r"^at \d+\(\d+\): |\n +\d+ \|.*", "", message, flags=re.DOTALL)
-    return " ".join(message.replace("Enable 'coerce_one_of' option to approximate oneOf with anyOf", "").split())[:400]
-
-
-_deep_lock = threading.Lock()
-
-
-def _deep(work: Callable[[], _T]) -> _T:
-    """`work()` on a thread with a large stack."""
-    result: Future[_T] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(work())
-        except BaseException as error:
-            result.set_exception(error)
-
-    with _deep_lock:  # the size is a setting of the whole process
-        before = threading.stack_size(_STACK_BYTES)
-        try:
-            thread = threading.Thread(target=run, name="grammar", daemon=True)
-            thread.start()
-        finally:
-            threading.stack_size(before)
-    thread.join()
-    return result.result()
+    compiled_form(spec.kind, spec.source)
 
 
 class Grammar:
@@ -241,7 +114,7 @@ class Grammar:
 
     def _raise_if_failed(self) -> None:
         if self._matcher.is_error():
-            raise GrammarError(_plain(self._matcher.get_error()))
+            raise GrammarError(plain(self._matcher.get_error()))
 
     def rollback(self, n: int) -> None:
         """Forgets the last `n` accepted tokens."""
@@ -292,7 +165,7 @@ class GrammarCompiler:
 
     def compile(self, spec: GrammarSpec) -> Grammar:
         """Raises GrammarError; the request ends with code "grammar_failed", the others go on."""
-        grammar = _grammar(spec.kind, spec.source)
+        grammar = compiled_form(spec.kind, spec.source)
         with self._lock:
             matcher = self._compiled.pop(grammar, None) or self._compile(grammar)
             self._compiled[grammar] = matcher
@@ -310,9 +183,9 @@ class GrammarCompiler:
         if self._tokenizer is None:
             self._tokenizer = self._load()
         tokenizer = self._tokenizer
-        matcher = _deep(lambda: LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS))
+        matcher = on_deep_stack(lambda: LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS))
         if matcher.is_error():
-            raise GrammarError(_plain(matcher.get_error()))
+            raise GrammarError(plain(matcher.get_error()))
         return matcher
 
     def _load(self) -> LLTokenizer:
