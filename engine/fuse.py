@@ -10,15 +10,19 @@ Hugging Face layer it replaces, and one that differs is left alone. Weights are 
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine import quantize
+from engine import native, quantize
 from engine.attention.base import LayerSpec, PagedBatch
-from engine.linear import Linear, Make
+from engine.attention.cpu import CpuBackend
+from engine.batch import Batch
+from engine.linear import ByRows, Linear, Make
+from engine.native import NativeOps
 from engine.ops import HeadNorms, TorchOps
 
 # Largest difference to the Hugging Face layer, as a share of the largest value that the layer adds.
@@ -105,8 +109,63 @@ class KeptLayer:
         return (out[0] if isinstance(out, tuple) else out)[0]
 
 
+class NativeStack:
+    """All layers in one call of the CPU's kernels; the layers themselves are what it is compared with in tests."""
+
+    def __init__(self, layers: list[FusedLayer], kernels: native.Kernels) -> None:
+        self._layers, self._kernels = layers, kernels
+        self._structs: ctypes.Array[native.DecoderLayer] | None = None  # made with the pool of the first step
+        linears = [each for layer in layers for each in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+        # Where another format serves many rows, the stack is for few.
+        self.most_rows = min((each.most for each in linears if isinstance(each, ByRows)), default=1 << 62)
+
+    @staticmethod
+    def of(layers: list[FusedLayer | KeptLayer], ops: TorchOps) -> NativeStack | None:
+        """None if a layer has a part that is not the kernels' own."""
+        if not isinstance(ops, NativeOps) or not all(isinstance(each, FusedLayer) and not each.mlp for each in layers):
+            return None
+        return NativeStack(layers, ops.kernels)
+
+    def takes(self, batch: PagedBatch, num_tokens: int) -> bool:
+        return isinstance(batch, Batch) and isinstance(batch.backend, CpuBackend) and num_tokens <= self.most_rows
+
+    def __call__(self, hidden: Tensor, step: Step) -> Tensor:
+        """hidden [T, H], which is overwritten"""
+        batch = step.batch
+        assert isinstance(batch, Batch)
+        if self._structs is None:
+            structs = [self._struct(layer, batch) for layer in self._layers]
+            self._structs = (native.DecoderLayer * len(structs))(*structs)
+        self._kernels.decode(
+            self._structs, len(self._structs), batch.plan.step, step.cos.data_ptr(), step.sin.data_ptr(),
+            hidden.data_ptr(),
+        )  # fmt: skip
+        return hidden
+
+    @staticmethod
+    def _struct(layer: FusedLayer, batch: Batch) -> native.DecoderLayer:
+        norms = layer.head_norms
+        linears = (layer.qkv, layer.out, layer.gate_up, layer.down)
+        qkv, out, gate_up, down = (each.few if isinstance(each, ByRows) else each for each in linears)
+        return native.DecoderLayer(
+            input_norm=layer.input_norm.data_ptr(),
+            post_norm=layer.post_norm.data_ptr(),
+            q_norm=norms.query.data_ptr() if norms else None,
+            k_norm=norms.key.data_ptr() if norms else None,
+            qkv=qkv.struct,
+            out=out.struct,
+            gate_up=gate_up.struct,
+            down=down.struct,
+            attention=batch.backend.layer(layer.index, layer.spec, batch.pool),
+            eps=layer.eps,
+            head_eps=norms.eps if norms else 0.0,
+        )
+
+
 class FusedBody:
     """token ids, positions [T] -> hidden states [T, H] after the last norm."""
+
+    stack: NativeStack | None = None
 
     def __init__(self, body: nn.Module, layers: list[FusedLayer | KeptLayer], ops: TorchOps) -> None:
         self._embedding: Tensor = body.embed_tokens.weight
@@ -118,8 +177,11 @@ class FusedBody:
     def __call__(self, token_ids: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
         hidden = F.embedding(token_ids, self._embedding)
         step = self.step(positions, batch)
-        for layer in self._layers:
-            hidden = layer(hidden, step)
+        if self.stack is not None and self.stack.takes(batch, len(token_ids)):
+            hidden = self.stack(hidden, step)
+        else:
+            for layer in self._layers:
+                hidden = layer(hidden, step)
         return self._ops.rms_norm(hidden, self._norm, self._eps)
 
     def step(self, positions: Tensor, batch: PagedBatch) -> Step:
@@ -163,6 +225,7 @@ def fuse(
         else:
             layers.append(kept)
         hidden = expected
+    fused.stack = NativeStack.of(layers, ops)
     return fused
 
 

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engine import native
 from engine.native import Kernels
 from engine.quantize import Quantized, quantize
 
@@ -53,43 +54,40 @@ class NativeLinear(Linear):
     """All arithmetic is in float32, so weights of a bfloat16 checkpoint can be kept as such without any loss."""
 
     def __init__(self, kernels: Kernels, weight: Tensor | Quantized, bias: Tensor | None = None) -> None:
-        self._outputs = weight.shape[0]
-        self._scales: Tensor | None = None
+        scales: Tensor | None = None
         if isinstance(weight, Quantized):
-            kind = weight.kind
+            kind, scales = weight.kind, weight.scales
             packed = _panels(weight.values, kernels.columns)
-            self._scales = weight.scales
             if kind == "int4":
                 packed = packed[:, 0::2] & 15 | packed[:, 1::2] << 4
-                self._scales = _panels(weight.scales, kernels.columns).contiguous()
+                scales = _panels(weight.scales, kernels.columns).contiguous()
         else:
             short = weight.to(torch.bfloat16)
             lossless = bool((short == weight).all())
             kind = "bfloat16" if lossless else "float32"
             packed = _panels(short if lossless else weight.float(), kernels.columns)
         super().__init__(packed.contiguous(), None if bias is None else bias.contiguous())
-        self._gemm = kernels.gemm[kind]
+        self._scales = scales
+        self._gemm = kernels.gemm
+        self.struct = native.Linear(
+            weights=self.weight.data_ptr(),
+            scales=None if scales is None else scales.data_ptr(),
+            bias=None if self.bias is None else self.bias.data_ptr(),
+            inputs=weight.shape[1],
+            outputs=weight.shape[0],
+            format=native.FORMATS.index(kind),
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._run(x, None)
+        x = x.contiguous()
+        out = x.new_empty(x.shape[0], self.struct.outputs)
+        self._gemm(self.struct, x.data_ptr(), x.shape[0], None, out.data_ptr())
+        return out
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        return self._run(x, residual)
-
-    def _run(self, x: Tensor, residual: Tensor | None) -> Tensor:
         x = x.contiguous()
-        out = x.new_empty(x.shape[0], self._outputs)
-        self._gemm(
-            x.data_ptr(),
-            x.shape[0],
-            x.shape[1],
-            self._outputs,
-            self.weight.data_ptr(),
-            None if self._scales is None else self._scales.data_ptr(),
-            None if self.bias is None else self.bias.data_ptr(),
-            None if residual is None else residual.data_ptr(),
-            out.data_ptr(),
-        )
+        out = x.new_empty(x.shape[0], self.struct.outputs)
+        self._gemm(self.struct, x.data_ptr(), x.shape[0], residual.data_ptr(), out.data_ptr())
         return out
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from engine import adjust, attention, batch, kv, logprobs, model, native, sampler
+from engine import adjust, attention, batch, kv, logprobs, model, native, sampler, threads
 from engine.adjust import Adjustment
 from engine.batch import Batch
 from engine.logprobs import Logprobs, Wanted
@@ -84,7 +84,8 @@ class Runner:
 
         begin = time.perf_counter()
         device = _device(config.device)
-        _set_threads(config, device)
+        if device.type == "cpu":
+            torch.set_num_threads(config.num_threads or threads.default_count())
         progress("loading the weights")
         self.model = model.load(config, device)
         begin = phase("weights", begin)
@@ -210,10 +211,3 @@ def _device(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ModelLoadError("DEVICE=cuda, but torch sees no CUDA device")
     return torch.device(name)
-
-
-def _set_threads(config: EngineConfig, device: torch.device) -> None:
-    import os
-
-    if device.type == "cpu":
-        torch.set_num_threads(config.num_threads or os.cpu_count() or 1)

@@ -1,39 +1,30 @@
-"""Paged attention for CPUs: single queries by a compiled kernel that reads pages where they lie, the rest by torch.
-
-Prompts are attended as in sdpa.py, whose matmuls are hard to beat; there the copying of pages is a small part.
-"""
+"""Paged attention for CPUs by a compiled kernel, engine/native/attention.cpp, that reads pages where they lie."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import byref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from engine import native
-from engine.attention.base import LayerSpec
-from engine.attention.sdpa import Plan, SdpaBackend
+from engine.attention.base import AttentionBackend, LayerSpec
 from engine.batch import Batch
 from engine.kv import KVPool
 
 
 @dataclass(slots=True)
 class CpuPlan:
-    prefills: Plan  # the torch backend's plan, for the parts of more than one token
-    num_decodes: int
-    num_parts: int
     step: native.Step
-    kept: list[Tensor] = field(default_factory=list)  # what `step` points to
+    kept: tuple[Tensor, ...]  # what `step` points to
 
 
-class CpuBackend(SdpaBackend):
+class CpuBackend(AttentionBackend):
     name = "cpu"
 
     def __init__(self) -> None:
-        super().__init__()
-        self._layers: dict[int, native.Layer] = {}
+        self._layers: dict[int, native.Attention] = {}
         self._kernels: native.Kernels | None = None
 
     @classmethod
@@ -45,17 +36,17 @@ class CpuBackend(SdpaBackend):
         return None
 
     def prepare(self, batch: Batch, pool: KVPool) -> CpuPlan:
-        prefills = Plan(batch, pool, self._group_tokens)
-        kv_len, table = torch.from_numpy(batch.kv_len), torch.from_numpy(batch.page_table)
+        q_start, kv_len, table = (torch.from_numpy(x) for x in (batch.q_start, batch.kv_len, batch.page_table))
         step = native.Step(
             tokens=len(batch.slots),
+            parts=len(kv_len),
             slots=batch.slots.data_ptr(),
-            decodes=prefills.num_decodes,
+            q_start=q_start.data_ptr(),
             kv_len=kv_len.data_ptr(),
             page_table=table.data_ptr(),
             table_stride=table.shape[1],
         )
-        return CpuPlan(prefills, prefills.num_decodes, len(kv_len), step, [batch.slots, kv_len, table])
+        return CpuPlan(step, (batch.slots, q_start, kv_len, table))
 
     def run(
         self,
@@ -71,21 +62,21 @@ class CpuBackend(SdpaBackend):
         query, key, value = _rows(query), _rows(key), _rows(value)
         out = query.new_empty(query.shape[0], spec.num_heads, spec.value_dim)
         if self._kernels is None:
-            self._kernels = native.kernels(pool.keys[0].dtype)
-        sinks = sinks.float().contiguous() if sinks is not None else None
+            self._kernels = native.kernels(query.dtype)
+        attention = self.layer(layer, spec, pool)
+        if sinks is not None:
+            sinks = sinks.float().contiguous()
+            attention.sinks = sinks.data_ptr()
         self._kernels.attend(
-            byref(self._layer(layer, spec, sinks, pool)), byref(plan.step), query.data_ptr(), query.stride(0),
-            key.data_ptr(), key.stride(0), value.data_ptr(), value.stride(0), out.data_ptr(),
+            attention, plan.step, query.data_ptr(), query.stride(0), key.data_ptr(), key.stride(0),
+            value.data_ptr(), value.stride(0), out.data_ptr(),
         )  # fmt: skip
-        if plan.num_decodes < plan.num_parts:
-            chunks = self._attend_chunks(layer, spec, query, key, value, sinks, pool, plan.prefills)
-            torch.cat(list(chunks), out=out[plan.num_decodes :])
         return out
 
-    def _layer(self, layer: int, spec: LayerSpec, sinks: Tensor | None, pool: KVPool) -> native.Layer:
-        made = self._layers.get(layer)
-        if made is None:
-            made = self._layers[layer] = native.Layer(
+    def layer(self, layer: int, spec: LayerSpec, pool: KVPool) -> native.Attention:
+        """The struct that describes a layer to the kernels, but for its sinks."""
+        if layer not in self._layers:
+            self._layers[layer] = native.Attention(
                 keys=pool.keys[layer].data_ptr(),
                 values=pool.values[layer].data_ptr(),
                 q_heads=spec.num_heads,
@@ -97,8 +88,7 @@ class CpuBackend(SdpaBackend):
                 scale=spec.scale,
                 softcap=spec.softcap or 0.0,
             )
-        made.sinks = sinks.data_ptr() if sinks is not None else None
-        return made
+        return self._layers[layer]
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -33,8 +33,8 @@ _FLAGS = (
 ).split()
 
 
-class Layer(Structure):
-    """The struct of the same name in attention.cpp."""
+class Attention(Structure):
+    """As in kernels.h."""
 
     _fields_ = (
         [(name, c_void_p) for name in ("keys", "values")]
@@ -44,12 +44,35 @@ class Layer(Structure):
 
 
 class Step(Structure):
-    """The struct of the same name in attention.cpp."""
+    """As in kernels.h."""
 
     _fields_ = (
-        ("tokens", c_int64), ("slots", c_void_p), ("decodes", c_int64), ("kv_len", c_void_p),
-        ("page_table", c_void_p), ("table_stride", c_int64),
+        [(name, c_int64) for name in ("tokens", "parts")]
+        + [(name, c_void_p) for name in ("slots", "q_start", "kv_len", "page_table")]
+        + [("table_stride", c_int64)]
+    )
+
+
+class Linear(Structure):
+    """As in kernels.h."""
+
+    _fields_ = (
+        [(name, c_void_p) for name in ("weights", "scales", "bias")]
+        + [(name, c_int64) for name in ("inputs", "outputs", "format")]
     )  # fmt: skip
+
+
+class DecoderLayer(Structure):
+    """As in decoder.cpp."""
+
+    _fields_ = (
+        [(name, c_void_p) for name in ("input_norm", "post_norm", "q_norm", "k_norm")]
+        + [(name, Linear) for name in ("qkv", "out", "gate_up", "down")]
+        + [("attention", Attention), ("eps", c_float), ("head_eps", c_float)]
+    )
+
+
+FORMATS = ("float32", "bfloat16", "int8", "int4")  # of Linear's weights, by number
 
 
 class Kernels:
@@ -58,7 +81,7 @@ class Kernels:
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
         suffix = str(dtype).removeprefix("torch.")
 
-        def function(name: str, *types: type) -> Callable:
+        def function(name: str, *types: type) -> Callable[..., None]:
             found = getattr(library, f"{name}_{suffix}")
             found.argtypes, found.restype = types, None
             return found
@@ -67,24 +90,22 @@ class Kernels:
         self.rms_norm = function("rms_norm", p, p, f, n, n, p)
         self.silu_mul = function("silu_mul", p, n, n, p)
         self.rotate = function("rotate", p, n, n, n, n, n, p, p, p, p, f)
-        self.gemm = {
-            kind: function(f"gemm_{kind}", p, n, n, n, p, p, p, p, p)
-            for kind in ("float32", "bfloat16", "int8", "int4")
-        }
+        self.gemm = function("gemm", POINTER(Linear), p, n, p, p)
+        self.attend = function("attend", POINTER(Attention), POINTER(Step), p, n, p, n, p, n, p)
+        self.decode = function("decode", POINTER(DecoderLayer), n, POINTER(Step), p, p, p)
         library.gemm_columns.restype = c_int64
         self.columns: int = library.gemm_columns()  # of a panel of weights
-        self.attend = function("attend", POINTER(Layer), POINTER(Step), p, n, p, n, p, n, p)
 
 
 class NativeOps(TorchOps):
     """The operations of TorchOps in one call each, for contiguous rows on the CPU."""
 
     def __init__(self, kernels: Kernels) -> None:
-        self._kernels = kernels
+        self.kernels = kernels
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         out = torch.empty_like(x)
-        self._kernels.rms_norm(x.data_ptr(), weight.data_ptr(), eps, x.shape[0], x.shape[1], out.data_ptr())
+        self.kernels.rms_norm(x.data_ptr(), weight.data_ptr(), eps, x.shape[0], x.shape[1], out.data_ptr())
         return out
 
     def rotate(
@@ -93,7 +114,7 @@ class NativeOps(TorchOps):
         tokens, width = qkv.shape
         dim = width // (num_heads + 2 * num_kv_heads)
         q_norm, k_norm, eps = (norms.query.data_ptr(), norms.key.data_ptr(), norms.eps) if norms else (None, None, 0.0)
-        self._kernels.rotate(
+        self.kernels.rotate(
             qkv.data_ptr(), tokens, width, num_heads, num_kv_heads, dim, cos.data_ptr(), sin.data_ptr(),
             q_norm, k_norm, eps,
         )  # fmt: skip
@@ -107,7 +128,7 @@ class NativeOps(TorchOps):
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         tokens, width = gate_up.shape
         out = gate_up.new_empty(tokens, width // 2)
-        self._kernels.silu_mul(gate_up.data_ptr(), tokens, width // 2, out.data_ptr())
+        self.kernels.silu_mul(gate_up.data_ptr(), tokens, width // 2, out.data_ptr())
         return out
 
 

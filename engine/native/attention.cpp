@@ -1,68 +1,57 @@
-// Attention of single queries over pages, reading them where they lie. engine/attention/sdpa.py computes the same in
-// torch and says what it means.
+// Attention over pages, reading them where they lie. engine/attention/sdpa.py computes the same in torch and says what
+// it means.
 //
-// T tokens, Hq query heads, Hkv key/value heads, G = Hq / Hkv, D head size, Dv value size, N pages
+// A task is a tile of queries of one sequence, with all query heads that share a key/value head: its rows. They see
+// the same keys, which are read once for all of them, block by block, with a running softmax. The long context of a
+// single query is split into several tasks, whose results are joined.
+//
+// T tokens, Hq query heads, Hkv key/value heads, G = Hq / Hkv, D head size, Dv value size
 
-#include "numbers.h"
-
-extern "C" {
-
-struct Layer {  // one attention layer and its part of the pool
-    void *keys, *values;  // [N, Hkv, page_size, D], [N, Hkv, page_size, Dv]
-    int64_t q_heads, kv_heads, dim, value_dim, page_size;
-    int64_t window;  // 0 = none
-    float scale, softcap;  // softcap 0 = none
-    const float* sinks;  // [Hq] or null
-};
-
-struct Step {  // what all layers of a forward share
-    int64_t tokens;
-    const int64_t* slots;  // [T] where the keys and values of each token go
-    int64_t decodes;  // rows [0, decodes) are single queries
-    const int64_t* kv_len;  // [decodes]
-    const int64_t* page_table;  // [decodes, table_stride]
-    int64_t table_stride;
-};
-}
+#include "kernels.h"
 
 namespace {
 
-constexpr int64_t kSpan = 512;  // tokens of context that one task attends to
+constexpr int64_t kTileRows = 32;  // of a tile: queries * G, unless G alone is more
+constexpr int64_t kBlock = 256;    // tokens of context whose scores are there at once
+constexpr int64_t kSplit = 512;    // tokens of context that one task of a single query attends to
 
 struct Task {
-    int64_t row, first, last;  // tokens [first, last) of the row's context
-    int64_t span, spans;       // this is one of so many of the row
+    int64_t part, row, queries;  // rows [row, row + queries) of the batch
+    int64_t position;            // of the first query
+    int64_t first, last;         // tokens of context
+    int64_t spans, slot;         // split into so many tasks, if not 1; this one's place among the split ones
 };
 
+// The result of a row of a task: the largest score, the sum of the weights relative to it, the weighted values [Dv].
+constexpr int64_t kHead = 2;
+
 template <class T>
-void write_kv(const Layer& layer, const Step& step, int64_t t, const T* key, int64_t k_stride, const T* value,
-              int64_t v_stride) {
+void write_kv(const Attention& layer, const Step& step, int64_t t, const T* key, const T* value) {
     int64_t page = step.slots[t] / layer.page_size, offset = step.slots[t] % layer.page_size;
     for (int64_t h = 0; h < layer.kv_heads; h++) {
         int64_t at = (page * layer.kv_heads + h) * layer.page_size + offset;
-        std::memcpy((T*)layer.keys + at * layer.dim, key + t * k_stride + h * layer.dim, layer.dim * sizeof(T));
-        std::memcpy((T*)layer.values + at * layer.value_dim, value + t * v_stride + h * layer.value_dim,
-                    layer.value_dim * sizeof(T));
+        std::memcpy((T*)layer.keys + at * layer.dim, key + h * layer.dim, layer.dim * sizeof(T));
+        std::memcpy((T*)layer.values + at * layer.value_dim, value + h * layer.value_dim, layer.value_dim * sizeof(T));
     }
 }
 
 template <int n>
 using Const = std::integral_constant<int, n>;
 
-// Calls use(n, fixed, g) for runs of n <= 4 query heads from g on: few enough for the registers. n and fixed are known
-// to the compiler; fixed is `dim` if that is a common one, else 0.
+// Calls use(n, fixed, r) for n <= 4 rows from r on: few enough for the registers. n and fixed are known to the
+// compiler; fixed is `dim` if that is a common one, else 0.
 template <class Use>
-void each_few_heads(int64_t group, int64_t dim, Use use) {
-    auto few = [&](auto n, int64_t g) {
-        if (dim == 64) use(n, Const<64>{}, g);
-        else if (dim == 128) use(n, Const<128>{}, g);
-        else use(n, Const<0>{}, g);
+void each_few_rows(int64_t rows, int64_t dim, Use use) {
+    auto few = [&](auto n, int64_t r) {
+        if (dim == 64) use(n, Const<64>{}, r);
+        else if (dim == 128) use(n, Const<128>{}, r);
+        else use(n, Const<0>{}, r);
     };
-    int64_t g = 0;
-    for (; g + 4 <= group; g += 4) few(Const<4>{}, g);
-    if (group - g == 3) few(Const<3>{}, g);
-    if (group - g == 2) few(Const<2>{}, g);
-    if (group - g == 1) few(Const<1>{}, g);
+    int64_t r = 0;
+    for (; r + 4 <= rows; r += 4) few(Const<4>{}, r);
+    if (rows - r == 3) few(Const<3>{}, r);
+    if (rows - r == 2) few(Const<2>{}, r);
+    if (rows - r == 1) few(Const<1>{}, r);
 }
 
 // Asks for the row that lies at the same place in the next page: the hardware's prefetcher does not cross pages.
@@ -71,7 +60,7 @@ void prefetch(const T* row, int64_t dim) {
     for (int64_t d = 0; d < dim; d += 64 / int64_t(sizeof(T))) __builtin_prefetch(row + d);
 }
 
-// scores[g * kSpan + i] = query[g] . keys[i] for n heads and `count` tokens that lie side by side.
+// scores[g * kBlock + i] = query[g] . keys[i] for n rows and `count` tokens that lie side by side.
 template <int n, int fixed, class T>
 void score(const float* query, const T* keys, int64_t count, int64_t any_dim, float* scores, const T* next) {
     const int64_t dim = fixed ? fixed : any_dim;
@@ -87,12 +76,12 @@ void score(const float* query, const T* keys, int64_t count, int64_t any_dim, fl
         for (int g = 0; g < n; g++) {
             float sum = sum_of(sums[g]);
             for (int64_t rest = d; rest < dim; rest++) sum += query[g * dim + rest] * load(key[rest]);
-            scores[g * kSpan + i] = sum;
+            scores[g * kBlock + i] = sum;
         }
     }
 }
 
-// out[g * stride + d] += sum over i of weights[g * kSpan + i] * values[i][d]
+// out[g * stride + d] += sum over i of weights[g * kBlock + i] * values[i][d]
 template <int n, int fixed, class T>
 void weigh(const float* weights, const T* values, int64_t count, int64_t any_dim, float* out, int64_t stride,
            const T* next) {
@@ -105,7 +94,7 @@ void weigh(const float* weights, const T* values, int64_t count, int64_t any_dim
             if (d == 0) prefetch(next + i * dim, dim);
             for (int b = 0; b < block; b++) {
                 Floats v = load_many(values + i * dim + d + b * kWidth);
-                for (int g = 0; g < n; g++) sums[g][b] += weights[g * kSpan + i] * v;
+                for (int g = 0; g < n; g++) sums[g][b] += weights[g * kBlock + i] * v;
             }
         }
         for (int g = 0; g < n; g++)
@@ -115,48 +104,70 @@ void weigh(const float* weights, const T* values, int64_t count, int64_t any_dim
     for (int64_t i = 0; i < count; i++)
         for (int g = 0; g < n; g++)
             for (int64_t rest = d; rest < dim; rest++)
-                out[g * stride + rest] += weights[g * kSpan + i] * load(values[i * dim + rest]);
+                out[g * stride + rest] += weights[g * kBlock + i] * load(values[i * dim + rest]);
 }
 
-// One key/value head of one task. partial: per query head of the group its largest score, the sum of the weights
-// relative to it, and the weighted sum of the values [Dv]. scores: room for G * kSpan.
-template <class T>
-void attend_span(const Layer& layer, const Step& step, const Task& task, int64_t kv_head, const float* query,
-                 float* scores, float* partial) {
-    const int64_t group = layer.q_heads / layer.kv_heads, dim = layer.dim, value_dim = layer.value_dim;
-    const int64_t size = layer.page_size, count = task.last - task.first, stride = value_dim + 2;
-    const int64_t* pages = step.page_table + task.row * step.table_stride;
-    auto each_run = [&](const void* pool, int64_t width, auto use) {  // of tokens side by side in a page
-        auto address = [&](int64_t at) {
-            return (const T*)pool + ((pages[at / size] * layer.kv_heads + kv_head) * size + at % size) * width;
-        };
-        for (int64_t at = task.first, n; at < task.last; at += n) {
-            n = std::min(size - at % size, task.last - at);
-            use(at - task.first, address(at), n, address(std::min(at + n, task.last - 1)));
-        }
-    };
-    each_run(layer.keys, dim, [&](int64_t token, const T* keys, int64_t n, const T* next) {
-        each_few_heads(group, dim, [&](auto heads, auto fixed, int64_t g) {
-            score<heads, fixed>(query + g * dim, keys, n, dim, scores + g * kSpan + token, next);
-        });
-    });
-    for (int64_t g = 0; g < group; g++) {
-        float *s = scores + g * kSpan, *result = partial + g * stride, largest = -INFINITY, sum = 0;
-        for (int64_t i = 0; i < count; i++) s[i] *= layer.scale;
-        if (layer.softcap > 0)
-            for (int64_t i = 0; i < count; i++) s[i] = layer.softcap * std::tanh(s[i] / layer.softcap);
-        for (int64_t i = 0; i < count; i++) largest = std::max(largest, s[i]);
-        for (int64_t i = 0; i < count; i++) sum += s[i] = fast_exp(s[i] - largest);
-        result[0] = largest;
-        result[1] = sum;
-        std::fill(result + 2, result + stride, 0.0f);
+// Turns the scores [0, count) of a row into weights: those in [lo, hi) are visible, the others get 0. What the row's
+// result holds of earlier blocks is rescaled to the new largest score.
+void soften(float* scores, int64_t lo, int64_t hi, int64_t count, float softcap, float* result, int64_t value_dim) {
+    std::fill(scores, scores + std::min(lo, count), 0.0f);
+    std::fill(scores + std::max<int64_t>(hi, 0), scores + count, 0.0f);
+    if (lo >= hi) return std::fill(scores, scores + count, 0.0f);
+    if (softcap > 0)
+        for (int64_t i = lo; i < hi; i++) scores[i] = softcap * std::tanh(scores[i] / softcap);
+    float largest = result[0], sum = 0;
+    for (int64_t i = lo; i < hi; i++) largest = std::max(largest, scores[i]);
+    for (int64_t i = lo; i < hi; i++) sum += scores[i] = fast_exp(scores[i] - largest);
+    if (result[0] != largest) {
+        float factor = fast_exp(result[0] - largest);
+        for (int64_t d = 1; d < value_dim + kHead; d++) result[d] *= factor;
     }
-    each_run(layer.values, value_dim, [&](int64_t token, const T* values, int64_t n, const T* next) {
-        each_few_heads(group, value_dim, [&](auto heads, auto fixed, int64_t g) {
-            float* out = partial + g * stride + 2;
-            weigh<heads, fixed>(scores + g * kSpan + token, values, n, value_dim, out, stride, next);
+    result[0] = largest;
+    result[1] += sum;
+}
+
+// One key/value head of a task. Room: q [rows, D], scores [rows, kBlock], results [rows, kHead + Dv].
+template <class T>
+void attend_task(const Attention& layer, const Step& step, const Task& task, int64_t kv_head, const T* query,
+                 int64_t q_stride, float* q, float* scores, float* results) {
+    const int64_t group = layer.q_heads / layer.kv_heads, rows = task.queries * group;
+    const int64_t dim = layer.dim, value_dim = layer.value_dim, size = layer.page_size, stride = kHead + value_dim;
+    const int64_t* pages = step.page_table + task.part * step.table_stride;
+    for (int64_t i = 0; i < task.queries; i++) {
+        const T* from = query + (task.row + i) * q_stride + kv_head * group * dim;
+        for (int64_t d = 0; d < group * dim; d++) q[i * group * dim + d] = load(from[d]) * layer.scale;
+    }
+    std::fill(results, results + rows * stride, 0.0f);
+    for (int64_t r = 0; r < rows; r++) results[r * stride] = -INFINITY;
+
+    for (int64_t block = task.first; block < task.last; block += kBlock) {
+        const int64_t end = std::min(block + kBlock, task.last);
+        auto each_run = [&](const void* pool, int64_t width, auto use) {  // of tokens side by side in a page
+            auto address = [&](int64_t at) {
+                return (const T*)pool + ((pages[at / size] * layer.kv_heads + kv_head) * size + at % size) * width;
+            };
+            for (int64_t at = block, n; at < end; at += n) {
+                n = std::min(size - at % size, end - at);
+                use(at - block, address(at), n, address(std::min(at + n, end - 1)));
+            }
+        };
+        each_run(layer.keys, dim, [&](int64_t token, const T* keys, int64_t n, const T* next) {
+            each_few_rows(rows, dim, [&](auto few, auto fixed, int64_t r) {
+                score<few, fixed>(q + r * dim, keys, n, dim, scores + r * kBlock + token, next);
+            });
         });
-    });
+        for (int64_t r = 0; r < rows; r++) {
+            int64_t hi = task.position + r / group + 1, lo = layer.window ? hi - layer.window : 0;
+            soften(scores + r * kBlock, std::max<int64_t>(lo - block, 0), std::min(hi, end) - block, end - block,
+                   layer.softcap, results + r * stride, value_dim);
+        }
+        each_run(layer.values, value_dim, [&](int64_t token, const T* values, int64_t n, const T* next) {
+            each_few_rows(rows, value_dim, [&](auto few, auto fixed, int64_t r) {
+                weigh<few, fixed>(scores + r * kBlock + token, values, n, value_dim, results + r * stride + kHead,
+                                  stride, next);
+            });
+        });
+    }
 }
 
 // Joins the partial results of a row's spans, `stride` floats apart, and the sink of the head.
@@ -169,61 +180,81 @@ void join(const float* partial, int64_t spans, int64_t stride, int64_t value_dim
     for (int64_t d = 0; d < value_dim; d++) {
         float sum = 0;
         for (int64_t s = 0; s < spans; s++)
-            sum += partial[s * stride + 2 + d] * fast_exp(partial[s * stride] - largest);
+            sum += partial[s * stride + kHead + d] * fast_exp(partial[s * stride] - largest);
         store(out[d], sum / total);
     }
 }
 
-template <class T>
-void attend(const Layer& layer, const Step& step, const T* query, int64_t q_stride, const T* key, int64_t k_stride,
-            const T* value, int64_t v_stride, T* out) {
-    static thread_local std::vector<Task> tasks;
-    static thread_local std::vector<float> partials;
-    const int64_t group = layer.q_heads / layer.kv_heads, value_dim = layer.value_dim;
+// -> how many of the tasks are parts of a split one
+int64_t make_tasks(const Attention& layer, const Step& step, std::vector<Task>& tasks) {
+    const int64_t tile = std::max<int64_t>(1, kTileRows / (layer.q_heads / layer.kv_heads));
+    int64_t slots = 0;
     tasks.clear();
-    for (int64_t row = 0; row < step.decodes; row++) {
-        int64_t first = layer.window ? std::max<int64_t>(0, step.kv_len[row] - layer.window) : 0;
-        int64_t count = step.kv_len[row] - first, spans = (count + kSpan - 1) / kSpan;
-        for (int64_t s = 0; s < spans; s++)
-            tasks.push_back({row, first + s * kSpan, std::min(first + (s + 1) * kSpan, step.kv_len[row]), s, spans});
+    for (int64_t part = 0; part < step.parts; part++) {
+        const int64_t count = step.q_start[part + 1] - step.q_start[part], start = step.kv_len[part] - count;
+        for (int64_t i = 0; i < count; i += tile) {
+            const int64_t queries = std::min(tile, count - i), position = start + i, last = position + queries;
+            const int64_t first = layer.window ? std::max<int64_t>(0, position + 1 - layer.window) : 0;
+            const int64_t spans = count == 1 ? (last - first + kSplit - 1) / kSplit : 1;
+            for (int64_t s = 0; s < spans; s++)
+                tasks.push_back({part, step.q_start[part] + i, queries, position, first + s * kSplit,
+                                 s + 1 < spans ? first + (s + 1) * kSplit : last, spans, spans > 1 ? slots++ : 0});
+        }
     }
-    const int64_t head_floats = value_dim + 2, task_floats = layer.q_heads * head_floats;
-    partials.resize(tasks.size() * task_floats);
-    const Task* all = tasks.data();
-    float* results = partials.data();
-    const int64_t num_tasks = tasks.size();
-#pragma omp parallel
-    {
-        std::vector<float> room(group * (kSpan + layer.dim));
-        float *scores = room.data(), *q = scores + group * kSpan;
-#pragma omp for
-        for (int64_t t = 0; t < step.tokens; t++) write_kv(layer, step, t, key, k_stride, value, v_stride);
-#pragma omp for collapse(2) schedule(dynamic)
-        for (int64_t i = 0; i < num_tasks; i++)
-            for (int64_t h = 0; h < layer.kv_heads; h++) {
-                const T* from = query + all[i].row * q_stride + h * group * layer.dim;
-                for (int64_t d = 0; d < group * layer.dim; d++) q[d] = load(from[d]);
-                attend_span<T>(layer, step, all[i], h, q, scores, results + i * task_floats + h * group * head_floats);
-            }
-#pragma omp for
-        for (int64_t i = 0; i < num_tasks; i++)
-            if (all[i].span == 0)
-                for (int64_t h = 0; h < layer.q_heads; h++)
-                    join(results + i * task_floats + h * head_floats, all[i].spans, task_floats, value_dim,
-                         layer.sinks ? layer.sinks + h : nullptr,
-                         out + (all[i].row * layer.q_heads + h) * value_dim);
-    }
+    return slots;
 }
 
 }  // namespace
 
+template <class T>
+void attend(const Attention& layer, const Step& step, const T* query, int64_t q_stride, const T* key, int64_t k_stride,
+            const T* value, int64_t v_stride, T* out) {
+    static thread_local std::vector<Task> made;
+    static thread_local std::vector<float> split;
+    const int64_t group = layer.q_heads / layer.kv_heads, stride = kHead + layer.value_dim;
+    split.resize(make_tasks(layer, step, made) * layer.q_heads * stride);
+    int64_t rows = group;
+    for (const Task& task : made) rows = std::max(rows, task.queries * group);
+    const Task* tasks = made.data();
+    float* split_results = split.data();
+    const int64_t num_tasks = made.size();
+    auto sink = [&](int64_t head) { return layer.sinks ? layer.sinks + head : nullptr; };
+    auto place = [&](int64_t row, int64_t head) { return out + (row * layer.q_heads + head) * layer.value_dim; };
+#pragma omp parallel
+    {
+        static thread_local std::vector<float> room;
+        room.resize(rows * (layer.dim + kBlock + stride));
+        float *q = room.data(), *scores = q + rows * layer.dim, *own = scores + rows * kBlock;
+#pragma omp for
+        for (int64_t t = 0; t < step.tokens; t++) write_kv(layer, step, t, key + t * k_stride, value + t * v_stride);
+#pragma omp for collapse(2) schedule(dynamic)
+        for (int64_t i = 0; i < num_tasks; i++)
+            for (int64_t h = 0; h < layer.kv_heads; h++) {
+                const Task& task = tasks[i];
+                const bool whole = task.spans == 1;
+                float* results = whole ? own : split_results + (task.slot * layer.q_heads + h * group) * stride;
+                attend_task(layer, step, task, h, query, q_stride, q, scores, results);
+                for (int64_t r = 0; whole && r < task.queries * group; r++) {
+                    int64_t head = h * group + r % group;
+                    join(results + r * stride, 1, 0, layer.value_dim, sink(head), place(task.row + r / group, head));
+                }
+            }
+#pragma omp for
+        for (int64_t i = 0; i < num_tasks; i++)
+            if (tasks[i].spans > 1 && (i == 0 || tasks[i - 1].row != tasks[i].row))
+                for (int64_t head = 0; head < layer.q_heads; head++)
+                    join(split_results + (tasks[i].slot * layer.q_heads + head) * stride, tasks[i].spans,
+                         layer.q_heads * stride, layer.value_dim, sink(head), place(tasks[i].row, head));
+    }
+}
+
 #define EXPORT(T, suffix)                                                                                             \
-    void attend_##suffix(const Layer* layer, const Step* step, const T* query, int64_t q_stride, const T* key,        \
-                         int64_t k_stride, const T* value, int64_t v_stride, T* out) {                                \
+    template void attend<T>(const Attention&, const Step&, const T*, int64_t, const T*, int64_t, const T*, int64_t,   \
+                            T*);                                                                                      \
+    extern "C" void attend_##suffix(const Attention* layer, const Step* step, const T* query, int64_t q_stride,       \
+                                    const T* key, int64_t k_stride, const T* value, int64_t v_stride, T* out) {       \
         attend(*layer, *step, query, q_stride, key, k_stride, value, v_stride, out);                                  \
     }
 
-extern "C" {
 EXPORT(float, float32)
 EXPORT(bf16, bfloat16)
-}

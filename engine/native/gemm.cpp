@@ -5,7 +5,7 @@
 // stay in registers. Few rows read the panel as it is stored, so that small formats save memory traffic; with many it
 // is first widened to floats, once for all of them.
 
-#include "numbers.h"
+#include "kernels.h"
 
 namespace {
 
@@ -151,7 +151,7 @@ void run_panel(const Call<T>& call, const float* x, int64_t first_row, int64_t r
 }
 
 template <class Panel, class T>
-void gemm(const Call<T>& call) {
+void run(const Call<T>& call) {
     static thread_local std::vector<float> converted;
     const int64_t panels = (call.outputs + kColumns - 1) / kColumns;
     const int64_t block = std::max<int64_t>(kRows, kBlockFloats / call.inputs / kRows * kRows);
@@ -169,7 +169,7 @@ void gemm(const Call<T>& call) {
         {
             static thread_local std::vector<float> wide;
             wide.resize(call.inputs * kColumns);
-#pragma omp for schedule(static)
+#pragma omp for schedule(dynamic, 4)  // a core may be busy with another process
             for (int64_t panel = 0; panel < panels; panel++)
                 run_panel<Panel>(call, x, first, rows, panel, wide.data());
         }
@@ -178,19 +178,24 @@ void gemm(const Call<T>& call) {
 
 }  // namespace
 
-#define EXPORT(T, suffix, Panel, format)                                                                              \
-    void gemm_##format##_##suffix(const T* x, int64_t rows, int64_t inputs, int64_t outputs, const void* weights,     \
-                                  const float* scales, const T* bias, const T* residual, T* out) {                    \
-        gemm<Panel>(Call<T>{x, bias, residual, weights, scales, out, rows, inputs, outputs});                         \
+template <class T>
+void gemm(const Linear& linear, const T* x, int64_t rows, const T* residual, T* out) {
+    Call<T> call{x, (const T*)linear.bias, residual, linear.weights, linear.scales, out, rows, linear.inputs,
+                 linear.outputs};
+    switch (linear.format) {
+        case 0: return run<Plain<float>>(call);
+        case 1: return run<Plain<bf16>>(call);
+        case 2: return run<Int8>(call);
+        case 3: return run<Int4>(call);
     }
-#define EXPORT_ALL(T, suffix)                   \
-    EXPORT(T, suffix, Plain<float>, float32)    \
-    EXPORT(T, suffix, Plain<bf16>, bfloat16)    \
-    EXPORT(T, suffix, Int8, int8)               \
-    EXPORT(T, suffix, Int4, int4)
-
-extern "C" {
-int64_t gemm_columns() { return kColumns; }
-EXPORT_ALL(float, float32)
-EXPORT_ALL(bf16, bfloat16)
 }
+
+#define EXPORT(T, suffix)                                                                                             \
+    template void gemm<T>(const Linear&, const T*, int64_t, const T*, T*);                                            \
+    extern "C" void gemm_##suffix(const Linear* linear, const T* x, int64_t rows, const T* residual, T* out) {        \
+        gemm(*linear, x, rows, residual, out);                                                                        \
+    }
+
+extern "C" int64_t gemm_columns() { return kColumns; }
+EXPORT(float, float32)
+EXPORT(bf16, bfloat16)

@@ -3,7 +3,7 @@
 //
 // T tokens, Hq query heads, Hkv key/value heads, D head size
 
-#include "numbers.h"
+#include "kernels.h"
 
 namespace {
 
@@ -13,6 +13,8 @@ float inverse_rms(const T* x, int64_t n, float eps) {
     for (int64_t i = 0; i < n; i++) sum += load(x[i]) * load(x[i]);
     return 1.0f / std::sqrt(sum / float(n) + eps);
 }
+
+}  // namespace
 
 template <class T>
 void rms_norm(const T* x, const T* weight, float eps, int64_t tokens, int64_t size, T* out) {
@@ -36,7 +38,6 @@ void silu_mul(const T* gate_up, int64_t tokens, int64_t size, T* out) {
     }
 }
 
-// Norms (if there are weights) and rotates the first `q_heads + k_heads` heads of every row of qkv, in place.
 template <class T>
 void rotate(T* qkv, int64_t tokens, int64_t stride, int64_t q_heads, int64_t k_heads, int64_t dim, const float* cos,
             const float* sin, const T* q_norm, const T* k_norm, float eps) {
@@ -60,21 +61,22 @@ void rotate(T* qkv, int64_t tokens, int64_t stride, int64_t q_heads, int64_t k_h
     }
 }
 
-}  // namespace
-
 #define EXPORT(T, suffix)                                                                                             \
-    void rms_norm_##suffix(const T* x, const T* weight, float eps, int64_t tokens, int64_t size, T* out) {            \
+    template void rms_norm<T>(const T*, const T*, float, int64_t, int64_t, T*);                                       \
+    template void silu_mul<T>(const T*, int64_t, int64_t, T*);                                                        \
+    template void rotate<T>(T*, int64_t, int64_t, int64_t, int64_t, int64_t, const float*, const float*, const T*,    \
+                            const T*, float);                                                                         \
+    extern "C" void rms_norm_##suffix(const T* x, const T* weight, float eps, int64_t tokens, int64_t size, T* out) { \
         rms_norm(x, weight, eps, tokens, size, out);                                                                  \
     }                                                                                                                 \
-    void silu_mul_##suffix(const T* gate_up, int64_t tokens, int64_t size, T* out) {                                  \
+    extern "C" void silu_mul_##suffix(const T* gate_up, int64_t tokens, int64_t size, T* out) {                       \
         silu_mul(gate_up, tokens, size, out);                                                                         \
     }                                                                                                                 \
-    void rotate_##suffix(T* qkv, int64_t tokens, int64_t stride, int64_t q_heads, int64_t k_heads, int64_t dim,       \
-                         const float* cos, const float* sin, const T* q_norm, const T* k_norm, float eps) {           \
+    extern "C" void rotate_##suffix(T* qkv, int64_t tokens, int64_t stride, int64_t q_heads, int64_t k_heads,         \
+                                    int64_t dim, const float* cos, const float* sin, const T* q_norm,                 \
+                                    const T* k_norm, float eps) {                                                     \
         rotate(qkv, tokens, stride, q_heads, k_heads, dim, cos, sin, q_norm, k_norm, eps);                            \
     }
 
-extern "C" {
 EXPORT(float, float32)
 EXPORT(bf16, bfloat16)
-}
