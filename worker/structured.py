@@ -24,14 +24,13 @@ from typing import Any
 from engine import grammar as engine_grammar
 from engine.grammar import GrammarError
 from engine.messages import GrammarSpec
-from worker import lark
 from worker.errors import BadRequest
 from worker.parsers import registry
 from worker.parsers.base import wants
 from worker.parsers.harmony import Harmony
 from worker.parsers.names import HARMONY
 from worker.parsers.pipeline import Pipeline
-from worker.parsers.reasoning import FAMILIES, Tags
+from worker.parsers.reasoning import FAMILIES
 from worker.parsers.registry import FORMATS, Formats
 from worker.parsers.tool_parser import Tools
 from worker.prompts import Prompt
@@ -40,10 +39,9 @@ from worker.protocol.requests import ChatCompletionRequest
 from worker.protocol.tools import Tool
 from worker.tokenizer import Tokenizer
 from worker.tool_grammar import Expression, Form, can_write, may_call, must_call
+from worker.whole_output import Beginning, WholeOutput
 
 _FALLBACK = "json"  # the form of calls where the model's own cannot be constrained
-_SPACE = "/[ \\n]{0,4}/"
-_MESSAGES = "{0,8}"  # of reasoning and preamble before gpt-oss answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +59,8 @@ class OutputFormats:
     def __init__(self, formats: Formats, tokenizer: Tokenizer) -> None:
         self.formats = formats
         ids = tokenizer.added_tokens
-        self._added = ids
         self._special = {text: token_id for text, token_id in ids.items() if token_id in tokenizer.special_ids}
+        self._whole = WholeOutput(ids, self._special)
 
     async def plan_completion(self, constraint: Constraint | None) -> OutputPlan:
         """Of a plain completion: no reasoning, no tools. Raises BadRequest."""
@@ -87,7 +85,13 @@ class OutputFormats:
             formats = Formats(form.name, formats.reasoning, formats.response_template)
         spec = None
         if constraint is not None or expression is not None:
-            spec = self._behind_reasoning(formats, request, prompt, constraint, expression)
+            forced = request.choice_of_tools.kind in ("required", "named")
+            answer = None if constraint is None or forced else constraint.spec
+            param = "tools" if constraint is None else constraint.param
+            beginning = Beginning(_text(prompt), _prefill(request))
+            free = answer is None and not forced
+            spec = self._whole.constrained(formats, beginning, answer, expression, free=free, param=param)
+            _check(spec, param)
         return self._readable(request, prompt, formats, tools, spec)
 
     def _readable(
@@ -161,92 +165,6 @@ class OutputFormats:
         form = Form(formats.tool or "", kind.shape, marks)
         return form if can_write(form, tools) else None
 
-    # ---- reasoning
-
-    def _behind_reasoning(
-        self,
-        formats: Formats,
-        request: ChatCompletionRequest,
-        prompt: Prompt,
-        constraint: Constraint | None,
-        calls: Expression | None,
-    ) -> GrammarSpec:
-        """The constraint on the whole output, given those on the answer and on calls (one may be missing)."""
-        param = constraint.param if constraint is not None else "tools"
-        forced = request.choice_of_tools.kind in ("required", "named")
-        answer = None if constraint is None or forced else constraint.spec
-        if formats.tool == HARMONY or formats.reasoning == HARMONY:
-            return _checked(self._harmony(answer, calls, free=not forced and answer is None), param)
-        tags = FAMILIES.get(formats.reasoning or "")
-        start_after = self._start_after(tags, prompt, request)
-        if answer is not None and calls is None:
-            if start_after is not None:
-                return GrammarSpec(answer.kind, answer.source, start_after)
-            whole = lark.body(answer)
-            if tags is None:
-                return answer
-            if whole is None:
-                return self._own_grammar(tags, prompt, request, answer, param)
-            return _checked(self._with_thoughts(tags, prompt, request, Expression(whole)), param)
-        expression = calls if answer is None else self._either(answer, calls, param)
-        assert expression is not None
-        if tags is not None and start_after is None:
-            return _checked(self._with_thoughts(tags, prompt, request, expression), param)
-        spec = lark.grammar(expression.text, *expression.rules)
-        return _checked(GrammarSpec(spec.kind, spec.source, start_after or ()), param)
-
-    def _own_grammar(
-        self, tags: Tags, prompt: Prompt, request: ChatCompletionRequest, answer: GrammarSpec, param: str
-    ) -> GrammarSpec:
-        """A grammar of the client's own cannot be put behind thoughts: it applies from the first token on."""
-        if tags.opened_by(_text(prompt), _prefill(request)):
-            raise BadRequest("a grammar cannot be combined with this model's reasoning: switch it off", param=param)
-        return answer
-
-    def _start_after(self, tags: Tags | None, prompt: Prompt, request: ChatCompletionRequest) -> tuple[int, ...] | None:
-        """The one token that certainly ends the reasoning in which the output begins; None: there is none."""
-        if tags is None or len(tags.closes) != 1 or tags.closes[0] not in self._added:
-            return None
-        return (self._added[tags.closes[0]],) if tags.opened_by(_text(prompt), _prefill(request)) else None
-
-    def _with_thoughts(
-        self, tags: Tags, prompt: Prompt, request: ChatCompletionRequest, answer: Expression
-    ) -> GrammarSpec:
-        close, rules = lark.up_to(tags.closes[0], self._special, "thoughts")
-        if tags.opened_by(_text(prompt), _prefill(request)):
-            return lark.grammar(f"{close} {_SPACE} {answer.text}", rules, *answer.rules)
-        if any(_text(prompt).rstrip().endswith(tag) for tag in tags.closes):
-            return lark.grammar(answer.text, *answer.rules)
-        opening = lark.alternatives(lark.literal(tag, self._special) for tag in tags.opens)
-        return lark.grammar(f"({opening} {close} {_SPACE})? {answer.text}", rules, *answer.rules)
-
-    def _harmony(self, answer: GrammarSpec | None, calls: Expression | None, *, free: bool) -> GrammarSpec:
-        def literal(text: str) -> str:
-            return lark.literal(text, self._special)
-
-        channels = lark.alternatives(literal(name) for name in ("analysis", "commentary"))
-        before = f"{literal('<|channel|>')} {channels} {literal('<|message|>')} TEXT"
-        message = f"message: {before} {literal('<|end|><|start|>assistant')}"
-        final = literal("<|channel|>final<|message|>")
-        options = [] if calls is None else [calls.text]
-        rules = () if calls is None else calls.rules
-        if free:
-            options.append(f"{final} TEXT")
-        elif answer is not None:
-            whole = lark.body(answer)
-            if whole is None:
-                raise BadRequest("a grammar cannot be combined with this model's format of answers", param="grammar")
-            options.append(f"{final} {whole}")
-        return lark.grammar(f"message{_MESSAGES} {lark.alternatives(options)}", message, lark.TEXT, *rules)
-
-    def _either(self, answer: GrammarSpec, calls: Expression | None, param: str) -> Expression:
-        """The answer in its format, or calls."""
-        whole = lark.body(answer)
-        if whole is None or calls is None:
-            text = "a grammar cannot be combined with tools that may be called; set tool_choice to none or required"
-            raise BadRequest(text, param=param)
-        return Expression(f"({whole} | {calls.text})", calls.rules)
-
 
 def _callable_tools(request: ChatCompletionRequest) -> tuple[Tool, ...]:
     """Those that an answer may call."""
@@ -281,8 +199,3 @@ def _check(spec: GrammarSpec, param: str) -> None:
         code = "invalid_json_schema" if spec.kind in ("json_schema", "json_object") else "invalid_grammar"
         place = f" (at {error.where})" if error.where else ""
         raise BadRequest(f"{param}{place}: {error.message}", param=param, code=code) from None
-
-
-def _checked(spec: GrammarSpec, param: str) -> GrammarSpec:
-    _check(spec, param)
-    return spec
