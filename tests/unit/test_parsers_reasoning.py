@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.unit.parser_samples import TOOLS, whole_output
+from tests.unit.parser_samples import TOOLS, cuts, parse, said, whole_output
 from worker.parsers.base import Content, Reasoning, wants
 from worker.parsers.reasoning import FAMILIES, THINK, ReasoningParser
 from worker.parsers.registry import Formats, pipeline
@@ -158,3 +160,20 @@ class TestSpecialTokens:
     def test_markers_made_of_several_tokens(self) -> None:
         parser = pipeline(Formats("internlm", "gemma4"), TOOLS)
         assert wants(parser, "<|plugin|>") and wants(parser, "<|channel>")
+
+
+TAGS = ["<think>", "</think>", "<think", "</", "<tool_call>", "</tool_call>", "<response>", "<|x|>", "\n", " ", "a"]
+SOUP = st.lists(st.one_of(st.sampled_from([*TAGS, TestCallsAndThoughts.CALL]), st.text(max_size=2)), max_size=10)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@settings(max_examples=150, deadline=None)
+@given(pieces=SOUP)
+def test_no_soup_depends_on_the_cutting(inside: bool, pieces: list[str]) -> None:
+    text, prompt = "".join(pieces), "<think>" if inside else ""
+    formats = Formats("hermes", "response")
+    results = {
+        repr(said(parse(lambda: pipeline(formats, TOOLS, prompt=prompt, special_tokens=("<|x|>", "<tool_call>")), cut)))
+        for cut in cuts(text, 3)
+    }
+    assert len(results) == 1, results
