@@ -1,7 +1,7 @@
 """The memory of keys and values: one pool of equal pages, used by all layers under the same page ids.
 
-    keys[layer]    [N + 1, Hkv, page_size, D]     page-major, and within a page head-major: the tokens of a head
-    values[layer]  [N + 1, Hkv, page_size, Dv]    lie side by side, as batched matmuls want them
+    keys[layer]    [N + 1, Hkv, page_size, D]     the tokens of a head side by side, as batched matmuls want them, or
+    values[layer]  [N + 1, Hkv, page_size, Dv]    [N + 1, page_size, Hkv, D] if the backend wants tokens first
 
 Page N is a padding page: page tables are filled up with it, and nothing that is read from it counts.
 Who owns which page is the scheduler's business.
@@ -25,7 +25,13 @@ _CPU_BYTES = 2 << 30
 
 class KVPool:
     def __init__(
-        self, specs: Sequence[LayerSpec], num_pages: int, page_size: int, device: torch.device, dtype: torch.dtype
+        self,
+        specs: Sequence[LayerSpec],
+        num_pages: int,
+        page_size: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        tokens_first: bool = False,
     ) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
@@ -34,7 +40,8 @@ class KVPool:
 
         # Zeros, not empty: a masked score times the garbage of fresh memory could still be NaN.
         def pages(num_heads: int, dim: int) -> Tensor:
-            return torch.zeros(num_pages + 1, num_heads, page_size, dim, device=device, dtype=dtype)
+            shape = (page_size, num_heads) if tokens_first else (num_heads, page_size)
+            return torch.zeros(num_pages + 1, *shape, dim, device=device, dtype=dtype)
 
         self.keys = [pages(spec.num_kv_heads, spec.head_dim) for spec in specs]
         self.values = [pages(spec.num_kv_heads, spec.value_dim) for spec in specs]
@@ -46,11 +53,19 @@ def page_bytes(specs: Sequence[LayerSpec], page_size: int, dtype: torch.dtype) -
     return values * page_size * dtype.itemsize
 
 
-def num_pages(config: EngineConfig, page_size: int, bytes_a_page: int, max_model_len: int, device: torch.device) -> int:
+def num_pages(
+    config: EngineConfig,
+    page_size: int,
+    bytes_a_page: int,
+    max_model_len: int,
+    device: torch.device,
+    activation_bytes: int,
+) -> int:
     """Pages of the pool: num_pages wins over kv_cache_memory_bytes, which wins over what is free.
 
-    Without either, what is free is the device's memory within gpu_memory_utilization, or a share of that of a CPU,
-    of which no more is taken than 2 GiB or one whole context. Never more than all sequences at full length could use.
+    Without either, what is free is the device's memory within gpu_memory_utilization less `activation_bytes`, which a
+    forward pass needs for itself; on a CPU it is a share of the memory, of which no more is taken than 2 GiB or one
+    whole context. Never more than all sequences at full length could use.
     """
     if config.num_pages is not None:
         return config.num_pages
@@ -59,7 +74,7 @@ def num_pages(config: EngineConfig, page_size: int, bytes_a_page: int, max_model
     pages_a_context = -(-max_model_len // page_size)
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        budget = int(free - total * (1 - config.gpu_memory_utilization))
+        budget = int(free - total * (1 - config.gpu_memory_utilization)) - activation_bytes
     else:
         available = int(psutil.virtual_memory().available * _CPU_SHARE)
         budget = min(available, max(_CPU_BYTES, pages_a_context * bytes_a_page))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from engine import adjust, attention, batch, kv, logprobs, model, native, sampler, threads
 from engine.adjust import Adjustment
+from engine.attention.base import Probe
 from engine.batch import Batch
 from engine.logprobs import Logprobs, Wanted
 from engine.messages import EngineConfig, RequestError, TokenLogprobs
@@ -106,8 +107,10 @@ class Runner:
             )
         self.backend = backend()
         page_bytes = kv.page_bytes(self.model.specs, page_size, self.model.dtype)
-        num_pages = kv.num_pages(config, page_size, page_bytes, self.model.max_model_len, device)
-        self.pool = kv.KVPool(self.model.specs, num_pages, page_size, device, self.model.dtype)
+        num_pages = kv.num_pages(
+            config, page_size, page_bytes, self.model.max_model_len, device, self._activation_bytes(config)
+        )
+        self.pool = kv.KVPool(self.model.specs, num_pages, page_size, device, self.model.dtype, backend.tokens_first)
         phase("kv_pool", begin)
         self.info = RunnerInfo(
             num_pages=num_pages,
@@ -119,6 +122,21 @@ class Runner:
             attention_backend=backend.name,
             load_s=load_s,
         )
+
+    @torch.inference_mode()
+    def _activation_bytes(self, config: EngineConfig) -> int:
+        """What a forward of the largest step takes beside weights and pages (CUDA; a CPU needs no such care)."""
+        if self.model.device.type != "cuda":
+            return 0
+        device = self.model.device
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        token_ids = torch.zeros(config.max_num_batched_tokens, dtype=torch.int64, device=device)
+        hidden = self.model.hidden(token_ids, token_ids, Probe())
+        self.model.logits(hidden[: max(config.max_num_seqs, _PROMPT_ROWS)])
+        peak = torch.cuda.max_memory_allocated(device)
+        torch.cuda.empty_cache()
+        return peak - before
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> Pending:

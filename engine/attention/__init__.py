@@ -9,9 +9,9 @@ import torch
 
 from engine.attention.base import AttentionBackend, LayerSpec
 
-_BACKENDS = {"cpu": "CpuBackend", "sdpa": "SdpaBackend"}
+_BACKENDS = {"cpu": "CpuBackend", "flash": "FlashBackend", "sdpa": "SdpaBackend", "varlen": "VarlenBackend"}
 # What "auto" tries, best first.
-_PREFERENCE = {"cpu": ("cpu", "sdpa"), "cuda": ("sdpa",)}
+_PREFERENCE = {"cpu": ("cpu", "sdpa"), "cuda": ("flash", "varlen", "sdpa")}
 
 
 class BackendError(Exception):

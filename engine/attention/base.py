@@ -52,6 +52,7 @@ class AttentionBackend(ABC):
     name: str
     default_page_size: int = 16
     page_multiple: int = 1  # the page size must be a multiple of this
+    tokens_first: bool = False  # the layout of the pool that the kernels want, see engine/kv.py
 
     @classmethod
     def refusal(cls, specs: Sequence[LayerSpec], device: torch.device, dtype: torch.dtype) -> str | None:

@@ -43,7 +43,7 @@ class Scene:
         self.backend, self.spec, self.dtype = backend, spec, dtype
         self.device = torch.device(device)
         self.random = torch.Generator().manual_seed(seed)
-        self.pool = KVPool([spec, spec], 64, page_size, self.device, dtype)
+        self.pool = KVPool([spec, spec], 64, page_size, self.device, dtype, backend.tokens_first)
         for pages in (*self.pool.keys, *self.pool.values):
             pages[:-1] = 1e4  # what an earlier owner left behind must not be seen
         self.free = list(range(64))
