@@ -4,7 +4,7 @@ x [T, in], W [out, in], b [out], residual [T, out] -> [T, out]
 
 Linear          weights as they are: what a GPU wants, and the reference of every other format
 PackedLinear    oneDNN's blocked order (CPU)
-NativeLinear    panels of engine/native/gemm.cpp (CPU), stored as float32, bfloat16, int8 or int4
+NativeLinear    panels of engine/native/gemm.cpp (CPU), stored as float32, bfloat16 (plain or in pairs), int8 or int4
 ByRows          two of them: one for few rows, one for many
 """
 
@@ -51,9 +51,14 @@ class PackedLinear(Linear):
 
 
 class NativeLinear(Linear):
-    """All arithmetic is in float32, so weights of a bfloat16 checkpoint can be kept as such without any loss."""
+    """All arithmetic is in float32, so weights of a bfloat16 checkpoint can be kept as such without any loss.
 
-    def __init__(self, kernels: Kernels, weight: Tensor | Quantized, bias: Tensor | None = None) -> None:
+    `pairs`: bfloat16 weights are laid out for processors that multiply pairs of them in one instruction.
+    """
+
+    def __init__(
+        self, kernels: Kernels, weight: Tensor | Quantized, bias: Tensor | None = None, *, pairs: bool = False
+    ) -> None:
         scales: Tensor | None = None
         if isinstance(weight, Quantized):
             kind, scales = weight.kind, weight.scales
@@ -66,6 +71,9 @@ class NativeLinear(Linear):
             lossless = bool((short == weight).all())
             kind = "bfloat16" if lossless else "float32"
             packed = _panels(short if lossless else weight.float(), kernels.columns)
+            if pairs and lossless and weight.shape[1] % 2 == 0:
+                kind = "pairs"
+                packed = packed.unflatten(1, (-1, 2)).transpose(2, 3)
         super().__init__(packed.contiguous(), None if bias is None else bias.contiguous())
         self._scales = scales
         self._gemm = kernels.gemm
@@ -123,23 +131,26 @@ def maker(device: torch.device, dtype: torch.dtype, kernels: Kernels | None, qua
     """How linear layers of this device and dtype are made. Quantization needs kernels."""
     if device.type != "cpu":
         return Linear
-    packs = torch.backends.mkldnn.is_available() and (
-        dtype == torch.float32 or (dtype == torch.bfloat16 and has_fast_bf16())
-    )
+    hardware = dtype == torch.bfloat16 and has_fast_bf16()
+    packs = torch.backends.mkldnn.is_available() and (hardware or dtype == torch.float32)
     if kernels is None:
         return PackedLinear if packs else Linear
-    # In float32 oneDNN is slower whatever the number of rows (measured); for bfloat16 it has hardware.
-    packs = packs and dtype == torch.bfloat16
-    most_rows: list[int | None] = []  # measured with the first weight; None = the native format is always as good
+
+    def native(weight: Tensor, bias: Tensor | None) -> Linear:
+        stored = weight if quantization is None else quantize(weight, quantization)
+        return NativeLinear(kernels, stored, bias, pairs=hardware)
+
+    # In float32 oneDNN is slower whatever the number of rows; for bfloat16 it may have hardware that we do not use.
+    if not hardware:
+        return native
+    most_rows: list[int | None] = []  # measured with the first weight
 
     def make(weight: Tensor, bias: Tensor | None = None) -> Linear:
-        native = NativeLinear(kernels, weight if quantization is None else quantize(weight, quantization), bias)
-        if not packs:
-            return native
         if not most_rows:
             sample = weight[: max(1, (1 << 22) // weight.shape[1])]
-            most_rows.append(_crossover(NativeLinear(kernels, sample), PackedLinear(sample), sample))
-        return native if most_rows[0] is None else ByRows(native, PackedLinear(weight, bias), most_rows[0])
+            most_rows.append(_crossover(native(sample, None), PackedLinear(sample), sample))
+        few = native(weight, bias)
+        return few if most_rows[0] is None else ByRows(few, PackedLinear(weight, bias), most_rows[0])
 
     return make
 
@@ -148,7 +159,7 @@ def _crossover(few: Linear, many: Linear, weight: Tensor) -> int | None:
     """Rows up to which `few` is about as fast as `many` or faster; None if it is with any number of them."""
     for rows in (1, 4, 8, 16, 32, 128):
         x = torch.zeros(rows, weight.shape[1], dtype=weight.dtype)
-        seconds = {few: [], many: []}
+        seconds: dict[Linear, list[float]] = {few: [], many: []}
         for _ in range(7):  # in turns, since other processes come and go
             for linear, times in seconds.items():
                 begin = time.perf_counter()

@@ -91,6 +91,7 @@ class Runner:
         self.model = model.load(config, device)
         begin = phase("weights", begin)
         with torch.inference_mode():
+            progress("preparing the layers")  # the first time on a machine this compiles the kernels
             kernels = native.kernels(self.model.dtype) if device.type == "cpu" else None
             self.model.speed_up(kernels, config.quantization)
         begin = phase("speed_up", begin)

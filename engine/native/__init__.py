@@ -72,7 +72,7 @@ class DecoderLayer(Structure):
     )
 
 
-FORMATS = ("float32", "bfloat16", "int8", "int4")  # of Linear's weights, by number
+FORMATS = ("float32", "bfloat16", "int8", "int4", "pairs")  # of Linear's weights, by number
 
 
 class Kernels:

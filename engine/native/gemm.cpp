@@ -1,4 +1,5 @@
-// y = x W^T (+ bias) (+ residual) for CPUs, in float, with weights stored as float, bfloat16, int8 or int4.
+// y = x W^T (+ bias) (+ residual) for CPUs, with weights stored as float, bfloat16, int8 or int4, computed in float; or,
+// where processors have an instruction for it, in pairs of bfloat16 that are multiplied and added to a float.
 //
 // M rows of x, K inputs, N outputs. The weights lie in panels of C outputs, input by input: [N / C][K][C]; of the last
 // panel the outputs beyond N are padding. A panel is multiplied with up to kRows rows of x at once, whose sums
@@ -14,14 +15,14 @@ constexpr int kRows = kWidth == 16 ? 12 : 6;    // rows of x whose sums fit into
 constexpr int64_t kWidenFrom = 2 * kRows + 1;   // rows: from so many on a panel is widened first
 constexpr int64_t kBlockFloats = 64 * 1024;     // of x that are multiplied with all panels before the next ones
 
-// A panel: load(k) gives its C weights of input k.
+// A panel: load(k) gives its C weights of input k (but for Pairs). Input is what the rows of x are converted to.
 struct Pair {
     Floats a, b;
 };
 
 template <class T>
 struct Plain {  // float or bfloat16
-    using Stored = T;
+    using Input = float;
     const T* data;
     Plain(const void* weights, const float*, int64_t panel, int64_t inputs)
         : data((const T*)weights + panel * inputs * kColumns) {}
@@ -31,6 +32,7 @@ struct Plain {  // float or bfloat16
 };
 
 struct Int8 {  // one scale an output, applied to the sums
+    using Input = float;
     const int8_t* data;
     Int8(const void* weights, const float*, int64_t panel, int64_t inputs)
         : data((const int8_t*)weights + panel * inputs * kColumns) {}
@@ -43,6 +45,7 @@ struct Int8 {  // one scale an output, applied to the sums
 };
 
 struct Int4 {  // 32 inputs of an output share a scale: [N / C][K / 32][C]. Byte k / 2 holds input k low, k + 1 high
+    using Input = float;
     const int8_t* data;
     const float* scales;
     Int4(const void* weights, const float* scales, int64_t panel, int64_t inputs)
@@ -60,6 +63,45 @@ struct Int4 {  // 32 inputs of an output share a scale: [N / C][K / 32][C]. Byte
     static constexpr bool kScaleAtEnd = false;
     static constexpr int kBitsAnInput = 4;
 };
+
+struct Pairs {  // [N / C][K / 2][C][2]: inputs k and k + 1 of an output side by side
+    using Input = bf16;
+    const Words* data;
+    Pairs(const void* weights, const float*, int64_t panel, int64_t inputs)
+        : data((const Words*)weights + panel * inputs) {}  // a register of K / 2, twice
+    static constexpr bool kScaleAtEnd = false;
+    static constexpr int kBitsAnInput = 16;
+};
+
+// sums + the products of both numbers of each pair, x being one pair
+inline Floats add_pairs(Floats sums, uint32_t x, Words weights) {
+#if defined(__AVX512BF16__) && defined(__AVX512F__)
+    return (Floats)_mm512_dpbf16_ps((__m512)sums, (__m512bh)_mm512_set1_epi32(int(x)), (__m512bh)weights);
+#else
+    const uint32_t low = x << 16, high = x & 0xffff0000u;
+    float first, second;
+    std::memcpy(&first, &low, 4);
+    std::memcpy(&second, &high, 4);
+    return sums + first * (Floats)(weights << 16) + second * (Floats)(weights & 0xffff0000u);
+#endif
+}
+
+template <int rows>
+void multiply(const bf16* x, int64_t stride, const Pairs& panel, int64_t inputs, const char* ahead, int64_t bytes,
+              Pair* sums) {
+    Pair part[rows] = {};
+    for (int64_t k = 0; k < inputs; k += 2) {
+        __builtin_prefetch(ahead + k * bytes, 0, 2);
+        const Words a = panel.data[k], b = panel.data[k + 1];
+        for (int r = 0; r < rows; r++) {
+            uint32_t pair;
+            std::memcpy(&pair, x + r * stride + k, 4);
+            part[r].a = add_pairs(part[r].a, pair, a);
+            part[r].b = add_pairs(part[r].b, pair, b);
+        }
+    }
+    for (int r = 0; r < rows; r++) sums[r] = part[r];
+}
 
 // sums[r] = x[r] . panel for `rows` rows, `stride` floats apart. Meanwhile `ahead`, as many bytes a input as a panel
 // has, is asked for: the next panel comes from memory while this one is multiplied.
@@ -93,7 +135,7 @@ void multiply(const float* x, int64_t stride, const Panel& panel, int64_t inputs
 }
 
 template <int rows, class Panel>
-void multiply_some(int64_t count, const float* x, int64_t stride, const Panel& panel, int64_t inputs,
+void multiply_some(int64_t count, const typename Panel::Input* x, int64_t stride, const Panel& panel, int64_t inputs,
                    const char* ahead, int64_t bytes, Pair* sums) {
     if constexpr (rows > 0) {
         if (count == rows) multiply<rows>(x, stride, panel, inputs, ahead, bytes, sums);
@@ -128,12 +170,13 @@ void finish(const Call<T>& call, int64_t row, int64_t count, int64_t panel, cons
 }
 
 template <class Panel, class T>
-void run_panel(const Call<T>& call, const float* x, int64_t first_row, int64_t rows, int64_t index, float* wide) {
+void run_panel(const Call<T>& call, const typename Panel::Input* x, int64_t first_row, int64_t rows, int64_t index, float* wide) {
     const int64_t inputs = call.inputs;
     Panel panel(call.weights, call.scales, index, inputs);
-    const bool widen = rows >= kWidenFrom && !std::is_same_v<Panel, Plain<float>>;
-    if (widen)
-        for (int64_t k = 0; k < inputs; k++) {
+    constexpr bool widens = !std::is_same_v<Panel, Plain<float>> && !std::is_same_v<Panel, Pairs>;
+    const bool wide_enough = widens && rows >= kWidenFrom;
+    if constexpr (widens)
+        for (int64_t k = 0; wide_enough && k < inputs; k++) {
             Pair weights = panel.load(k);
             std::memcpy(wide + k * kColumns, &weights, sizeof weights);
         }
@@ -143,26 +186,30 @@ void run_panel(const Call<T>& call, const float* x, int64_t first_row, int64_t r
         int64_t row = rows * block / blocks, count = rows * (block + 1) / blocks - row;
         Pair sums[kRows];
         const char* ahead = (const char*)panel.data + (block + 1 == blocks ? inputs * bytes : 0);
-        const float* from = x + row * inputs;
-        if (widen) multiply_some<kRows>(count, from, inputs, Plain<float>(wide, nullptr, 0, 0), inputs, ahead, bytes, sums);
-        else multiply_some<kRows>(count, from, inputs, panel, inputs, ahead, bytes, sums);
+        const auto* from = x + row * inputs;
+        if constexpr (widens)
+            if (wide_enough) {
+                Plain<float> widened(wide, nullptr, 0, 0);
+                multiply_some<kRows>(count, from, inputs, widened, inputs, ahead, bytes, sums);
+            }
+        if (!wide_enough) multiply_some<kRows>(count, from, inputs, panel, inputs, ahead, bytes, sums);
         finish<Panel>(call, first_row + row, count, index, sums);
     }
 }
 
 template <class Panel, class T>
 void run(const Call<T>& call) {
-    static thread_local std::vector<float> converted;
+    static thread_local std::vector<typename Panel::Input> converted;
     const int64_t panels = (call.outputs + kColumns - 1) / kColumns;
     const int64_t block = std::max<int64_t>(kRows, kBlockFloats / call.inputs / kRows * kRows);
     for (int64_t first = 0; first < call.rows; first += block) {
         const int64_t rows = std::min(block, call.rows - first);
-        const float* x;
-        if constexpr (std::is_same_v<T, float>) {
+        const typename Panel::Input* x;
+        if constexpr (std::is_same_v<T, typename Panel::Input>) {
             x = call.x + first * call.inputs;
         } else {
             converted.resize(rows * call.inputs);
-            for (int64_t i = 0; i < rows * call.inputs; i++) converted[i] = load(call.x[first * call.inputs + i]);
+            for (int64_t i = 0; i < rows * call.inputs; i++) store(converted[i], load(call.x[first * call.inputs + i]));
             x = converted.data();
         }
 #pragma omp parallel
@@ -187,6 +234,7 @@ void gemm(const Linear& linear, const T* x, int64_t rows, const T* residual, T* 
         case 1: return run<Plain<bf16>>(call);
         case 2: return run<Int8>(call);
         case 3: return run<Int4>(call);
+        case 4: return run<Pairs>(call);
     }
 }
 

@@ -61,6 +61,17 @@ def test_native_with_bfloat16_activations(kind):
     check(made, weight if kind is None else stored.widened(), bias, torch.bfloat16, 0.05)
 
 
+@needs_compiler
+@pytest.mark.parametrize(("outputs", "inputs"), [(16, 8), (31, 64), (50, 4000), (70, 33)])
+def test_native_pairs_of_bfloat16(outputs, inputs):
+    """The layout for processors with an instruction for pairs; others compute the same in two."""
+    weight = weight_of(outputs, inputs, torch.bfloat16)
+    made = NativeLinear(native.kernels(torch.bfloat16), weight, pairs=True)
+    assert native.FORMATS[made.struct.format] == ("pairs" if inputs % 2 == 0 else "bfloat16")
+    check(made, weight, None, torch.bfloat16, 0.05)
+    check(NativeLinear(native.kernels(torch.float32), weight.float(), pairs=True), weight, None, torch.float32, 0.05)
+
+
 def test_packed_equals_the_plain_product():
     weight, bias = weight_of(100, 33), weight_of(100, 1)[:, 0]
     check(PackedLinear(weight, bias), weight, bias, torch.float32, 2e-5)
