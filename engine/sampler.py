@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_NUM_CANDIDATES = (64, 1024)  # top-p looks at so many of the heaviest tokens; then at all
+_NUM_CANDIDATES = 64  # top-p looks at so many of the heaviest tokens; then at all
 _STRIDE = 256  # the cumulated weight is searched by stretches of so many ids, then within one
 
 _MASK = (1 << 64) - 1
@@ -80,7 +80,7 @@ def truncate(weights: Tensor, rows: Rows[Sampling]) -> None:
         weights.masked_fill_(weights < kth[:, None], 0.0)
     by_p = [index for index, row in enumerate(rows) if row.top_p < 1.0]
     if by_p:
-        top_p = torch.tensor([rows[index].top_p for index in by_p], device=weights.device)
+        top_p = torch.tensor([rows[index].top_p for index in by_p], dtype=torch.float64, device=weights.device)
         bound[by_p] = bound[by_p].maximum(nucleus(_take(weights, by_p), top_p))
     if by_p or any(row.min_p > 0.0 for row in rows):
         weights.masked_fill_(weights < bound[:, None], 0.0)
@@ -92,37 +92,50 @@ def _take(weights: Tensor, rows: list[int]) -> Tensor:
 
 def _kth_largest(weights: Tensor, top_k: list[int]) -> Tensor:
     """[S, V] -> [S]. A row with a large k does not make the others pay."""
-    small = [k for k in top_k if k <= _NUM_CANDIDATES[0]]
+    small = [k for k in top_k if k <= _NUM_CANDIDATES]
     kth = weights.new_empty(len(top_k))
     for index, k in enumerate(top_k):
-        if k > _NUM_CANDIDATES[0]:
+        if k > _NUM_CANDIDATES:
             kth[index] = weights[index].topk(k, sorted=False).values.min()
     if small:
-        at = [index for index, k in enumerate(top_k) if k <= _NUM_CANDIDATES[0]]
+        at = [index for index, k in enumerate(top_k) if k <= _NUM_CANDIDATES]
         largest = _take(weights, at).topk(max(small)).values
         kth[at] = largest.gather(1, torch.tensor(small, device=weights.device)[:, None] - 1)[:, 0]
     return kth
 
 
 def nucleus(weights: Tensor, top_p: Tensor) -> Tensor:
-    """weights [S, V], top_p [S] < 1 -> [S]: the lightest of the heaviest tokens that together reach the share top_p.
+    """weights [S, V] of [0, 1], top_p float64 [S] < 1 -> [S]: the lightest of the heaviest tokens that together hold it.
 
-    Exact: where the candidates do not reach it, more are looked at, in the end all.
+    Exact: rows whose candidates do not hold the share are looked at as a whole.
     """
-    target = top_p.double() * weights.sum(dim=-1, dtype=torch.float64)
-    bound = torch.empty_like(top_p)
-    open_rows = torch.arange(weights.shape[0], device=weights.device)
-    for num_candidates in (*_NUM_CANDIDATES, weights.shape[1]):
-        last_try = num_candidates >= weights.shape[1]
-        heaviest = weights.topk(min(num_candidates, weights.shape[1])).values
-        share = heaviest.cumsum(dim=-1, dtype=torch.float64)
-        cut = torch.searchsorted(share, target[:, None]).clamp_(max=heaviest.shape[1] - 1)
-        bound[open_rows] = heaviest.gather(1, cut)[:, 0]
-        reached = share[:, -1] >= target
-        if last_try or bool(reached.all()):
-            break
-        open_rows, weights, target = open_rows[~reached], weights[~reached], target[~reached]
+    target = top_p * weights.sum(dim=-1, dtype=torch.float64)
+    heaviest = weights.topk(min(_NUM_CANDIDATES, weights.shape[1])).values
+    share = heaviest.cumsum(dim=-1, dtype=torch.float64)
+    bound = heaviest.gather(1, torch.searchsorted(share, target[:, None]).clamp_(max=heaviest.shape[1] - 1))[:, 0]
+    open_rows = (share[:, -1] < target).nonzero()[:, 0]
+    if len(open_rows):
+        bound[open_rows] = _nucleus_by_buckets(_take(weights, open_rows.tolist()), target[open_rows])
     return bound
+
+
+def _nucleus_by_buckets(weights: Tensor, target: Tensor) -> Tensor:
+    """weights [S, V] of [0, 1], target float64 [S]: as `nucleus`. Only the bucket that holds the bound is sorted.
+
+    A bucket is the weights with the same exponent and first five bits of mantissa.
+    """
+    bucket = (weights.view(torch.int32) >> 18).long()
+    num_buckets = (0x3F800000 >> 18) + 1  # that of 1.0 is the last
+    held = torch.zeros(weights.shape[0], num_buckets, dtype=torch.float64, device=weights.device)
+    held.scatter_add_(1, bucket, weights.double())
+    share = held.flip(1).cumsum(dim=-1)  # from the heaviest bucket on
+    steps = torch.searchsorted(share, target[:, None]).clamp_(max=num_buckets - 1)
+    heavier = share.gather(1, steps) - held.flip(1).gather(1, steps)
+    inside = bucket == num_buckets - 1 - steps
+    sorted_inside = weights.masked_fill(~inside, 0.0).topk(int(inside.sum(dim=-1).max())).values
+    share = sorted_inside.cumsum(dim=-1, dtype=torch.float64) + heavier
+    cut = torch.searchsorted(share, target[:, None])
+    return sorted_inside.gather(1, cut.minimum(inside.sum(dim=-1, keepdim=True) - 1))[:, 0]
 
 
 def draw(weights: Tensor, uniform: Tensor) -> Tensor:

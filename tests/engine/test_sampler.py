@@ -73,6 +73,22 @@ def test_top_p_falls_back_to_the_whole_vocabulary():
     assert int((weights[1] > 0).sum()) == int((slow_distribution(peaked.tolist(), row(top_p=0.9)) > 0).sum())
 
 
+@pytest.mark.parametrize("top_p", [0.01, 0.5, 0.9, 0.999, 0.999999])
+@pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 5.0, 30.0])
+def test_top_p_is_exact_for_flat_and_peaked_rows_together(spread, top_p):
+    logits = torch.randn(4, 3000, generator=torch.Generator().manual_seed(7)) * spread
+    logits[1] = logits[1].round(decimals=1)  # many ties
+    logits[2, 10:] = -torch.inf
+    weights = sampler.weigh(logits, logits.max(1).values, torch.ones(4))
+    sampler.truncate(weights, [row(top_p=top_p)] * 4)
+    for found, values in zip(weights, logits, strict=True):
+        # From the weights as they are: in float32 the slow way and the fast way must see the same numbers.
+        whole = (values - values.max()).exp()
+        ordered = whole.sort(descending=True).values.double()
+        needed = int((ordered.cumsum(0) < top_p * ordered.sum() * (1 - 1e-9)).sum())
+        assert torch.equal(found > 0, (whole >= ordered[min(needed, 2999)].float()) & (whole > 0))
+
+
 def test_rows_of_a_batch_are_drawn_as_if_alone():
     """Greedy, hot, truncated and tiny temperatures share a batch; every row draws what it draws alone."""
     generator = torch.Generator().manual_seed(3)
