@@ -105,7 +105,7 @@ def _kth_largest(weights: Tensor, top_k: list[int]) -> Tensor:
 
 
 def nucleus(weights: Tensor, top_p: Tensor) -> Tensor:
-    """weights [S, V] of [0, 1], top_p float64 [S] < 1 -> [S]: the lightest of the heaviest tokens that together hold it.
+    """weights [S, V] of [0, 1], top_p float64 [S] < 1 -> [S]: the lightest of the heaviest that together hold top_p.
 
     Exact: rows whose candidates do not hold the share are looked at as a whole.
     """
