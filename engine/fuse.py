@@ -57,8 +57,8 @@ class FusedLayer:
 
     def __init__(self, layer: nn.Module, index: int, spec: LayerSpec, ops: TorchOps, make: Make) -> None:
         attention = layer.self_attn
-        projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-        _require(all(type(each) is nn.Linear for each in [*projections, attention.o_proj]), "projections")
+        projections = _projections(attention, "qkv_proj", ["q_proj", "k_proj", "v_proj"])
+        _require(type(attention.o_proj) is nn.Linear, "projections")
         _require(spec.head_dim == spec.value_dim and not spec.sinks, "attention")
         self.index, self.spec, self.ops = index, spec, ops
         self.input_norm, self.eps = _rms_norm(layer.input_layernorm)
@@ -72,7 +72,7 @@ class FusedLayer:
         self.out = make(attention.o_proj.weight, attention.o_proj.bias)
         self.mlp: nn.Module | None = layer.mlp
         if _is_llama_mlp(layer.mlp):
-            self.gate_up = _stacked([layer.mlp.gate_proj, layer.mlp.up_proj], make)
+            self.gate_up = _stacked(_projections(layer.mlp, "gate_up_proj", ["gate_proj", "up_proj"]), make)
             self.down = make(layer.mlp.down_proj.weight, layer.mlp.down_proj.bias)
             self.mlp = None
 
@@ -250,10 +250,20 @@ def _rms_norm(norm: nn.Module) -> tuple[Tensor, float]:
     return norm.weight, float(norm.variance_epsilon)
 
 
+def _projections(module: nn.Module, joined: str, names: list[str]) -> list[nn.Module]:
+    """The linear layers that read a module's input: one for all (Phi-3), or one each."""
+    found = [getattr(module, joined)] if hasattr(module, joined) else [getattr(module, name) for name in names]
+    _require(all(type(each) is nn.Linear for each in found), "projections")
+    return found
+
+
 def _is_llama_mlp(mlp: nn.Module) -> bool:
-    names = ("gate_proj", "up_proj", "down_proj")
-    linears = all(type(getattr(mlp, name, None)) is nn.Linear for name in names)
-    return linears and isinstance(getattr(mlp, "act_fn", None), nn.SiLU | type(_silu()))
+    """down(silu(gate(x)) * up(x)), as far as its modules tell."""
+    linears = [name for name, child in mlp.named_children() if type(child) is nn.Linear]
+    activation = getattr(mlp, "act_fn", getattr(mlp, "activation_fn", None))
+    return sorted(linears) in (["down_proj", "gate_proj", "up_proj"], ["down_proj", "gate_up_proj"]) and isinstance(
+        activation, nn.SiLU | type(_silu())
+    )
 
 
 def _silu() -> nn.Module:
@@ -264,6 +274,8 @@ def _silu() -> nn.Module:
 
 def _stacked(linears: list[nn.Module], make: Make) -> Linear:
     """Several projections of the same input as one."""
+    if len(linears) == 1:
+        return make(linears[0].weight, linears[0].bias)
     biases = [each.bias for each in linears]
     _require(all(bias is None for bias in biases) or all(bias is not None for bias in biases), "biases")
     bias = None if biases[0] is None else torch.cat(biases)

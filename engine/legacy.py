@@ -6,7 +6,7 @@
 A map is two things: a function from the old config to the native one, which refuses what the native class does not
 compute, and a table from old module names to new ones. Within the length that a model was trained for the result is
 what its own code computes; longer contexts (Qwen's logn attention, dynamic NTK) are not offered. No code of a
-checkpoint is ever run. Knows nothing of devices, dtypes and attention: `engine.model` loads the result as any other.
+checkpoint is ever run. Knows nothing of devices, dtypes and attention: `engine.checkpoint` loads them as any other.
 """
 
 from __future__ import annotations

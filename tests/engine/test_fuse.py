@@ -25,7 +25,7 @@ def layers_of(runner) -> list:
     return body._layers if isinstance(body, FusedBody) else []
 
 
-@pytest.mark.parametrize("family", ["llama", "llama-bias", "llama3-rope", "qwen2", "qwen3", "mistral-window"])
+@pytest.mark.parametrize("family", ["llama", "llama-bias", "llama3-rope", "qwen2", "qwen3", "mistral-window", "phi3"])
 def test_llama_shaped_families_are_fused(family, tmp_path):
     layers = layers_of(runner_of(make(family, tmp_path)))
     assert len(layers) == 3 and all(isinstance(layer, FusedLayer) and layer.mlp is None for layer in layers)
