@@ -25,7 +25,7 @@ from engine.ops import HeadNorms, TorchOps
 
 _SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cpp")))
 _HEADERS = tuple(sorted(Path(__file__).parent.glob("*.h")))
-_COMPILERS = ("c++", "g++", "clang++")
+COMPILERS = ("c++", "g++", "clang++")
 # No -ffast-math: infinities and NaN keep their meaning.
 _FLAGS = (
     "-O3 -march=native -std=c++17 -fPIC -fopenmp -Wno-aggressive-loop-optimizations "
@@ -142,7 +142,7 @@ def kernels(dtype: torch.dtype) -> Kernels | None:
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         return None
     try:

@@ -3,8 +3,7 @@
 //
 // M rows of x, K inputs, N outputs. The weights lie in panels of C outputs, input by input: [N / C][K][C]; of the last
 // panel the outputs beyond N are padding. A panel is multiplied with up to kRows rows of x at once, whose sums
-// stay in registers. Few rows read the panel as it is stored, so that small formats save memory traffic; with many it
-// is first widened to floats, once for all of them.
+// stay in registers. Few rows read the panel as it is stored, so that small formats save memory traffic.
 
 #include "kernels.h"
 
@@ -12,10 +11,10 @@ namespace {
 
 constexpr int kColumns = 2 * kWidth;            // C: outputs of a panel, two registers
 constexpr int kRows = kWidth == 16 ? 12 : 6;    // rows of x whose sums fit into the registers
-constexpr int64_t kWidenFrom = 2 * kRows + 1;   // rows: from so many on a panel is widened first
 constexpr int64_t kBlockFloats = 64 * 1024;     // of x that are multiplied with all panels before the next ones
 
-// A panel: load(k) gives its C weights of input k (but for Pairs). Input is what the rows of x are converted to.
+// A panel: load(k) gives its C weights of input k (but for Pairs). Input is what the rows of x are converted to. From
+// kWidenFrom rows on a panel is widened to floats first, once for all of them.
 struct Pair {
     Floats a, b;
 };
@@ -29,6 +28,7 @@ struct Plain {  // float or bfloat16
     Pair load(int64_t k) const { return {load_many(data + k * kColumns), load_many(data + k * kColumns + kWidth)}; }
     static constexpr bool kScaleAtEnd = false;
     static constexpr int kBitsAnInput = 8 * sizeof(T);
+    static constexpr int64_t kWidenFrom = std::is_same_v<T, float> ? INT64_MAX : 2 * kRows + 1;
 };
 
 struct Int8 {  // one scale an output, applied to the sums
@@ -42,26 +42,31 @@ struct Int8 {  // one scale an output, applied to the sums
     }
     static constexpr bool kScaleAtEnd = true;
     static constexpr int kBitsAnInput = 8;
+    static constexpr int64_t kWidenFrom = 2 * kRows + 1;
 };
 
 struct Int4 {  // 32 inputs of an output share a scale: [N / C][K / 32][C]. Byte k / 2 holds input k low, k + 1 high
     using Input = float;
-    const int8_t* data;
+    const uint8_t* data;
     const float* scales;
     Int4(const void* weights, const float* scales, int64_t panel, int64_t inputs)
-        : data((const int8_t*)weights + panel * inputs / 2 * kColumns),
+        : data((const uint8_t*)weights + panel * inputs / 2 * kColumns),
           scales(scales + panel * (inputs / 32) * kColumns) {}
-    static Floats widen(const int8_t* from, int shift) {
-        return __builtin_convertvector(((load_ints(from) >> shift) & 15) - 8, Floats);
+    Pair scale(int64_t k) const {
+        const float* at = scales + k / 32 * kColumns;
+        return {load_many(at), load_many(at + kWidth)};
     }
     Pair load(int64_t k) const {
-        const int8_t* row = data + k / 2 * kColumns;
-        const float* scale = scales + k / 32 * kColumns;
+        const uint8_t* row = data + k / 2 * kColumns;
         const int shift = k % 2 * 4;
-        return {widen(row, shift) * load_many(scale), widen(row + kWidth, shift) * load_many(scale + kWidth)};
+        auto widen = [&](const uint8_t* from) {
+            return __builtin_convertvector(((load_ints(from) >> shift) & 15) - 8, Floats);
+        };
+        return {widen(row) * scale(k).a, widen(row + kWidth) * scale(k).b};
     }
     static constexpr bool kScaleAtEnd = false;
     static constexpr int kBitsAnInput = 4;
+    static constexpr int64_t kWidenFrom = 2 * kRows + 1;
 };
 
 struct Pairs {  // [N / C][K / 2][C][2]: inputs k and k + 1 of an output side by side
@@ -71,6 +76,7 @@ struct Pairs {  // [N / C][K / 2][C][2]: inputs k and k + 1 of an output side by
         : data((const Words*)weights + panel * inputs) {}  // a register of K / 2, twice
     static constexpr bool kScaleAtEnd = false;
     static constexpr int kBitsAnInput = 16;
+    static constexpr int64_t kWidenFrom = INT64_MAX;
 };
 
 // sums + the products of both numbers of each pair, x being one pair
@@ -134,6 +140,35 @@ void multiply(const float* x, int64_t stride, const Panel& panel, int64_t inputs
     }
 }
 
+// Of few rows of x: the 8 that is to be subtracted from every weight, and the scale, wait for the end of a group.
+template <int rows, class = std::enable_if_t<(rows <= 3)>>
+void multiply(const float* x, int64_t stride, const Int4& panel, int64_t inputs, const char* ahead, int64_t bytes,
+              Pair* sums) {
+    for (int r = 0; r < rows; r++) sums[r] = Pair{};
+    for (int64_t group = 0; group < inputs; group += 32) {
+        Pair even[rows] = {}, odd[rows] = {};
+        for (int64_t k = group; k < group + 32; k += 2) {
+            const uint8_t* row = panel.data + k / 2 * kColumns;
+            __builtin_prefetch(ahead + k * bytes, 0, 2);
+            const Ints a = load_ints(row), b = load_ints(row + kWidth);
+            const Floats a_low = __builtin_convertvector(a & 15, Floats), a_high = __builtin_convertvector(a >> 4, Floats);
+            const Floats b_low = __builtin_convertvector(b & 15, Floats), b_high = __builtin_convertvector(b >> 4, Floats);
+            for (int r = 0; r < rows; r++) {
+                const float first = x[r * stride + k], second = x[r * stride + k + 1];
+                even[r].a += first * a_low, even[r].b += first * b_low;
+                odd[r].a += second * a_high, odd[r].b += second * b_high;
+            }
+        }
+        const Pair scale = panel.scale(group);
+        for (int r = 0; r < rows; r++) {
+            float total = 0;
+            for (int64_t k = group; k < group + 32; k++) total += x[r * stride + k];
+            sums[r].a += (even[r].a + odd[r].a - 8 * total) * scale.a;
+            sums[r].b += (even[r].b + odd[r].b - 8 * total) * scale.b;
+        }
+    }
+}
+
 template <int rows, class Panel>
 void multiply_some(int64_t count, const typename Panel::Input* x, int64_t stride, const Panel& panel, int64_t inputs,
                    const char* ahead, int64_t bytes, Pair* sums) {
@@ -173,8 +208,8 @@ template <class Panel, class T>
 void run_panel(const Call<T>& call, const typename Panel::Input* x, int64_t first_row, int64_t rows, int64_t index, float* wide) {
     const int64_t inputs = call.inputs;
     Panel panel(call.weights, call.scales, index, inputs);
-    constexpr bool widens = !std::is_same_v<Panel, Plain<float>> && !std::is_same_v<Panel, Pairs>;
-    const bool wide_enough = widens && rows >= kWidenFrom;
+    constexpr bool widens = Panel::kWidenFrom != INT64_MAX;
+    const bool wide_enough = rows >= Panel::kWidenFrom;
     if constexpr (widens)
         for (int64_t k = 0; wide_enough && k < inputs; k++) {
             Pair weights = panel.load(k);

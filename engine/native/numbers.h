@@ -43,6 +43,7 @@ typedef uint32_t Words __attribute__((vector_size(kWidth * 4)));
 typedef int32_t Ints __attribute__((vector_size(kWidth * 4)));
 typedef uint16_t Halves __attribute__((vector_size(kWidth * 2)));
 typedef int8_t Bytes __attribute__((vector_size(kWidth)));
+typedef uint8_t UnsignedBytes __attribute__((vector_size(kWidth)));
 
 inline Floats load_many(const float* from) {
     Floats x;
@@ -61,6 +62,17 @@ inline Ints load_ints(const int8_t* from) {
     return (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from));
 #else
     Bytes bytes;
+    std::memcpy(&bytes, from, sizeof bytes);
+    return __builtin_convertvector(bytes, Ints);
+#endif
+}
+inline Ints load_ints(const uint8_t* from) {
+#if defined(__AVX512F__)
+    return (Ints)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)from));
+#elif defined(__AVX2__)
+    return (Ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from));
+#else
+    UnsignedBytes bytes;
     std::memcpy(&bytes, from, sizeof bytes);
     return __builtin_convertvector(bytes, Ints);
 #endif
