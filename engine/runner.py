@@ -90,11 +90,6 @@ class Runner:
         progress("loading the weights")
         self.model = model.load(config, device)
         begin = phase("weights", begin)
-        with torch.inference_mode():
-            progress("preparing the layers")  # the first time on a machine this compiles the kernels
-            kernels = native.kernels(self.model.dtype) if device.type == "cpu" else None
-            self.model.speed_up(kernels, config.quantization)
-        begin = phase("speed_up", begin)
         progress("making room for keys and values")
         try:
             backend = attention.choose(config.attention_backend, self.model.specs, device, self.model.dtype)
@@ -112,7 +107,12 @@ class Runner:
             config, page_size, page_bytes, self.model.max_model_len, device, self._activation_bytes(config)
         )
         self.pool = kv.KVPool(self.model.specs, num_pages, page_size, device, self.model.dtype, backend.tokens_first)
-        phase("kv_pool", begin)
+        begin = phase("kv_pool", begin)
+        with torch.inference_mode():
+            progress("preparing the layers")  # the first time on a machine this compiles the kernels
+            kernels = native.kernels(self.model.dtype) if device.type == "cpu" else None
+            self.model.speed_up(kernels, config.quantization)
+        phase("speed_up", begin)
         self.info = RunnerInfo(
             num_pages=num_pages,
             page_size=page_size,
