@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kColumns = 2 * kWidth;            // C: outputs of a panel, two registers
 constexpr int kRows = kWidth == 16 ? 12 : 6;    // rows of x whose sums fit into the registers
-constexpr int64_t kBlockFloats = 64 * 1024;     // of x that are multiplied with all panels before the next ones
+constexpr int64_t kBlockFloats = 256 * 1024;     // of x that are multiplied with all panels before the next ones
 
 // A panel: load(k) gives its C weights of input k (but for Pairs). Input is what the rows of x are converted to. From
 // kWidenFrom rows on a panel is widened to floats first, once for all of them.
