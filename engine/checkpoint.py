@@ -30,6 +30,8 @@ def read_config(config: EngineConfig, folder: Path) -> Any:
     try:
         written = json.loads((folder / "config.json").read_text())
     except FileNotFoundError:
+        if files := sorted(folder.glob("*.gguf")):  # such a file can bring its own
+            return AutoConfig.from_pretrained(folder, gguf_file=files[0].name, **config.hf_overrides)
         raise ModelLoadError(f"{folder.name!r} has no config.json") from None
     except ValueError as error:
         raise ModelLoadError(f"config.json of {folder.name!r} is not JSON: {error}") from error
@@ -136,7 +138,7 @@ def read_weights(config: EngineConfig, folder: Path, hf_config: Any, device: tor
         if info[what]:
             some = ", ".join(sorted(str(key) for key in info[what])[:3])
             raise ModelLoadError(f"the weights of {name!r} do not fit its config: {what.replace('_', ' ')} {some}")
-    return hf.to(device)
+    return hf if hf.device == device else hf.to(device)  # some quantized models must not be moved
 
 
 def _weight_files(load_format: str, folder: Path) -> dict[str, Any]:

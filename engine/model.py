@@ -35,7 +35,7 @@ class Model:
         self._head = _Head(hf)
         self.vocab_size: int = hf.get_output_embeddings().weight.shape[0]
         self._run_body: Callable[[Tensor, Tensor, PagedBatch], Tensor] = self._run_hf_body
-        self.specs: list[LayerSpec] = self._probe()
+        self.specs, self.dtype = self._probe()
 
     def speed_up(self, kernels: Kernels | None, quantization: str | None) -> None:
         """Swap what can be swapped for faster parts that compute the same. Raises ModelLoadError.
@@ -72,10 +72,6 @@ class Model:
     def device(self) -> torch.device:
         return self.hf.device
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.hf.dtype
-
     def hidden(self, token_ids: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
         """token_ids, positions int64 [T] -> [T, H] after the last norm"""
         return self._run_body(token_ids, positions, batch)
@@ -90,8 +86,11 @@ class Model:
         )
         return out.last_hidden_state[0]
 
-    def _probe(self) -> list[LayerSpec]:
-        """Three tokens through the model: every layer must call the attention with the batch object."""
+    def _probe(self) -> tuple[list[LayerSpec], torch.dtype]:
+        """Three tokens through the model: every layer must call the attention with the batch object.
+
+        -> what the layers ask for, and the dtype of their keys
+        """
         probe = Probe()
         ids = torch.arange(3, device=self.device) % self.vocab_size
         try:
@@ -111,7 +110,8 @@ class Model:
             windowed = probe.specs[layer].window is not None
             if kind not in ("full_attention", "sliding_attention") or (kind == "sliding_attention") != windowed:
                 raise self._refuse(f"its layer {layer} is of the type {kind}")
-        return [probe.specs[layer] for layer in range(self.config.num_hidden_layers)]
+        assert probe.dtype is not None
+        return [probe.specs[layer] for layer in range(self.config.num_hidden_layers)], probe.dtype
 
     def _refuse(self, reason: str) -> ModelLoadError:
         return ModelLoadError(f"the architecture {type(self.hf).__name__} cannot be served: {reason}")

@@ -83,13 +83,14 @@ class Probe:
 
     def __init__(self) -> None:
         self.specs: dict[int, LayerSpec] = {}
+        self.dtype: torch.dtype | None = None  # of the keys: what the pool is to hold
 
     def attend(
         self, layer: int, spec: LayerSpec, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None
     ) -> Tensor:
         if layer in self.specs:
             raise UnsupportedAttention(f"layer {layer} attends more than once")
-        self.specs[layer] = spec
+        self.specs[layer], self.dtype = spec, key.dtype
         return query.new_zeros(query.shape[0], spec.num_heads, spec.value_dim)
 
 

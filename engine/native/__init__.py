@@ -93,6 +93,7 @@ class Kernels:
         self.gemm = function("gemm", POINTER(Linear), p, n, p, p)
         self.attend = function("attend", POINTER(Attention), POINTER(Step), p, n, p, n, p, n, p)
         self.decode = function("decode", POINTER(DecoderLayer), n, POINTER(Step), p, p, p)
+        library.set_threads(torch.get_num_threads())
         library.gemm_columns.restype = c_int64
         self.columns: int = library.gemm_columns()  # of a panel of weights
 

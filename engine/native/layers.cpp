@@ -3,6 +3,8 @@
 //
 // T tokens, Hq query heads, Hkv key/value heads, D head size
 
+#include <omp.h>
+
 #include "kernels.h"
 
 namespace {
@@ -80,3 +82,6 @@ void rotate(T* qkv, int64_t tokens, int64_t stride, int64_t q_heads, int64_t k_h
 
 EXPORT(float, float32)
 EXPORT(bf16, bfloat16)
+
+// Of this library's loops. Needed where torch brings an OpenMP of its own under another name.
+extern "C" void set_threads(int count) { omp_set_num_threads(count); }

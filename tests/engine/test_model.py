@@ -143,3 +143,43 @@ def test_experts_cannot_be_quantized_and_that_is_said(tmp_path):
     folder = make("qwen3-moe", tmp_path)
     with pytest.raises(ModelLoadError, match="QUANTIZATION=int8 is not possible"):
         runner_of(folder, quantization="int8")
+
+
+def test_a_gguf_file_alone_is_enough(tmp_path):
+    """It brings config and weights; its 16-bit numbers are the model's own."""
+    import gguf
+
+    folder = make("llama", tmp_path / "model")
+    config = tiny_models.config_of("llama")
+    weights = AutoModelForCausalLM.from_pretrained(folder).half().float().state_dict()
+    writer = gguf.GGUFWriter(tmp_path / "only.gguf", "llama")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, tensor in weights.items():
+        if name == "lm_head.weight":
+            continue
+        if "q_proj" in name or "k_proj" in name:  # GGUF stores rotary pairs side by side
+            heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
+            tensor = tensor.view(heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
+        array = tensor.half().numpy() if tensor.dim() > 1 else tensor.numpy()
+        writer.add_tensor(names.get_name(name, (".weight",)), array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    (tmp_path / "gguf").mkdir()
+    (tmp_path / "only.gguf").rename(tmp_path / "gguf" / "only.gguf")
+    halved = AutoModelForCausalLM.from_pretrained(folder).half().float()
+    halved.save_pretrained(tmp_path / "halved")
+    prompts = random_prompts([5, 20])
+    expected = reference(tmp_path / "halved", prompts, 6)
+    driver = Driver(runner_of(tmp_path / "gguf"))
+    assert driver.run([driver.sequence(prompt, max_tokens=6) for prompt in prompts]) == expected
