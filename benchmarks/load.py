@@ -4,8 +4,8 @@
 
 What is measured, per request: time to first token (TTFT, s), time per further token (ITL, s: last minus first
 token's arrival, over their count, since servers may send several tokens in one event), total time; over the run:
-output tokens a second, percentiles, and the server's resident memory when its pid is given. Token counts come from
-the server's own usage chunk; a run whose counts are not what was asked for is an error, not a result.
+output tokens a second and percentiles. Token counts come from the server's own usage chunk; a run whose counts are
+not what was asked for is an error, not a result.
 
 Each request takes a fresh connection, because one of the peers mishandles reused ones and all must be treated alike.
 """
@@ -18,12 +18,11 @@ import json
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-import psutil
 from tokenizers import Tokenizer
 
 SYLLABLES = "ba ce di fo gu ha je ki lo mu na pe qui ro su ta ve wi xo yu za".split()
@@ -66,8 +65,6 @@ class Result:
     itl_s: dict[str, float]
     prompt_tokens: int
     output_tokens: int
-    server_rss_bytes: int | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -86,7 +83,7 @@ def percentiles(values: list[float]) -> dict[str, float]:
     return {"mean": sum(ordered) / len(ordered), **at}
 
 
-def prompts(tokenizer: Tokenizer, workload: Workload, seed: int) -> Iterator[str]:
+def prompts(tokenizer: Tokenizer, workload: Workload, seed: int | str) -> Iterator[str]:
     """Texts of exactly `prompt_tokens` tokens, all different after the shared prefix."""
     shared = prompt_text(tokenizer, random.Random("shared"), workload.shared_prefix_tokens)
     rng = random.Random(seed)
@@ -114,17 +111,18 @@ async def run(
     workload: Workload,
     *,
     extra_body: dict[str, Any] | None = None,
-    server_pids: tuple[int, ...] = (),
 ) -> Result:
-    """Sends all `texts`; raises LoadError if any request fails or has the wrong length."""
+    """Sends all `texts`; raises LoadError if any request fails or has the wrong length.
+
+    `extra_body` is what makes this server go on to the full length, `ignore_eos` unless another is given.
+    """
     body = {
         "model": model,
         "max_tokens": workload.output_tokens,
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
-        "ignore_eos": True,
-        **(extra_body or {}),
+        **({"ignore_eos": True} if extra_body is None else extra_body),
     }
     gate = asyncio.Semaphore(workload.concurrency)
     rng = random.Random(5)
@@ -134,7 +132,10 @@ async def run(
         async def one(text: str, delay_s: float) -> Timing:
             await asyncio.sleep(delay_s)
             async with gate:
-                return await _stream(session, f"{base_url}/completions", {**body, "prompt": text}, workload)
+                try:
+                    return await _stream(session, f"{base_url}/completions", {**body, "prompt": text}, workload)
+                except aiohttp.ClientError as error:
+                    raise LoadError(f"the connection broke: {error}") from None
 
         started, delay_s, tasks = time.perf_counter(), 0.0, []
         for text in texts:
@@ -151,7 +152,6 @@ async def run(
         itl_s=percentiles([timing.itl_s for timing in timings]),
         prompt_tokens=sum(timing.prompt_tokens for timing in timings),
         output_tokens=output_tokens,
-        server_rss_bytes=sum(psutil.Process(pid).memory_info().rss for pid in server_pids) or None,
     )
 
 
@@ -175,8 +175,12 @@ async def _stream(session: aiohttp.ClientSession, url: str, body: dict[str, Any]
                 timing.events += 1
     timing.prompt_tokens = usage.get("prompt_tokens", 0)
     timing.output_tokens = usage.get("completion_tokens", timing.events)
-    if timing.output_tokens != workload.output_tokens:
-        raise LoadError(f"{timing.output_tokens} output tokens where {workload.output_tokens} were asked for")
+    for kind, got, asked in (
+        ("prompt", timing.prompt_tokens, workload.prompt_tokens),
+        ("output", timing.output_tokens, workload.output_tokens),
+    ):
+        if got != asked:
+            raise LoadError(f"{got} {kind} tokens where {asked} were asked for")
     return timing
 
 

