@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.broker import Broker
 from gateway.envelope import Failure
 from gateway.job_api import JobApi
-from gateway.middleware import ApiKey, Cors, Errors, RateLimit, RequestId, wrap
+from gateway.middleware import ApiKey, Cors, EarlyAnswers, Errors, Hosts, RateLimit, RequestId, is_local, wrap
 from gateway.openai_api import OpenAiApi
 from gateway.worker_api import PREFIX, WorkerApi
 from worker.errors import InternalError, MethodNotAllowed, RouteNotFound, Unavailable, WorkerError
@@ -36,13 +36,16 @@ def build(settings: GatewaySettings, broker: Broker, worker_secret: str) -> ASGI
         exception_handlers={HTTPException: _http_error, WorkerError: _worker_error, Exception: _bug},
     )  # fmt: skip
     users.router.redirect_slashes = False
-    users.router.default = OpenAiApi(broker, settings.execution_timeout_s)
-    layers: list[Callable[[ASGIApp], ASGIApp]] = [RequestId, partial(Cors, origins=settings.cors_origins), Errors]
+    users.router.default = OpenAiApi(broker, settings.execution_timeout_s, settings.keep_alive_s)
+    layers: list[Callable[[ASGIApp], ASGIApp]] = [RequestId]
+    if settings.allowed_hosts or is_local(settings.host):
+        layers.append(partial(Hosts, allowed=settings.allowed_hosts))
+    layers += [partial(Cors, origins=settings.cors_origins), Errors]
     if settings.api_key:
         layers.append(partial(ApiKey, key=settings.api_key))
     if settings.rate_limit:
         layers.append(partial(RateLimit, limit=settings.rate_limit))
-    return _Front(WorkerApi(broker, worker_secret), wrap(users, *layers))
+    return EarlyAnswers(_Front(WorkerApi(broker, worker_secret), wrap(users, *layers)))
 
 
 class _Front:

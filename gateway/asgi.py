@@ -13,7 +13,7 @@ from worker.errors import PayloadTooLarge
 
 T = TypeVar("T")
 
-# What is read and thrown away of a body that is too large, so that its sender gets to read the answer.
+# What is read and thrown away of a body that nobody wants, so that its sender gets to read the answer.
 _DISCARD_BYTES = 64 * 1024 * 1024
 _DISCARD_S = 5.0
 
@@ -23,16 +23,19 @@ class ClientGone(Exception):
 
 
 async def read_body(receive: Receive, limit: int) -> bytes:
-    """The whole body. Raises PayloadTooLarge beyond `limit` bytes, ClientGone where it never ends."""
+    """The whole body. Raises PayloadTooLarge as soon as it is beyond `limit` bytes, ClientGone where it never ends."""
     parts: list[bytes] = []
     size = 0
     async for part in _body_parts(receive):
         size += len(part)
         if size > limit:
-            await _discard(receive)
-            raise PayloadTooLarge(f"the request body is larger than {limit // 1_000_000} MB")
+            raise too_large(limit)
         parts.append(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def too_large(limit: int) -> PayloadTooLarge:
+    return PayloadTooLarge(f"the request body is larger than {limit // 1_000_000} MB")
 
 
 async def _body_parts(receive: Receive) -> Any:
@@ -45,9 +48,10 @@ async def _body_parts(receive: Receive) -> Any:
         yield message.get("body", b"")
 
 
-async def _discard(receive: Receive) -> None:
+async def discard(receive: Receive) -> None:
+    """Reads what still comes of a body and keeps nothing of it, for a while."""
     seen = 0
-    with contextlib.suppress(TimeoutError):
+    with contextlib.suppress(TimeoutError, ClientGone):
         async with asyncio.timeout(_DISCARD_S):
             async for part in _body_parts(receive):
                 seen += len(part)

@@ -1,4 +1,4 @@
-"""A user's request body: bounded, said to be JSON, and an object."""
+"""A user's request body: bounded, sent as it is, said to be JSON, and an object."""
 
 from __future__ import annotations
 
@@ -10,17 +10,26 @@ from starlette.datastructures import Headers
 from starlette.types import Receive
 
 from gateway import jsontext
-from gateway.asgi import read_body
-from worker.errors import BadRequest
+from gateway.asgi import read_body, too_large
+from worker.errors import BadRequest, WorkerError
 
 # Checking a larger body takes long enough to be noticed by every stream, so that is done beside the event loop.
 LARGE_BYTES = 1_000_000
+
+
+class Encoded(WorkerError):
+    status = 415
+    type = "invalid_request_error"
+    code = "unsupported_content_encoding"
 
 
 async def read_json(
     receive: Receive, headers: Headers, limit: int, *, optional: bool = False
 ) -> tuple[bytes, dict[str, Any]]:
     """The body as it came and what it says. `optional`: none at all counts as {}. Raises WorkerError."""
+    _require_plain(headers)
+    if (length := headers.get("content-length", "")).isdigit() and int(length) > limit:
+        raise too_large(limit)
     body = await read_body(receive, limit)
     if not body:
         if optional:
@@ -30,6 +39,13 @@ async def read_json(
     if len(body) > LARGE_BYTES:
         return body, await asyncio.to_thread(jsontext.parse_request, body)
     return body, jsontext.parse_request(body)
+
+
+def _require_plain(headers: Headers) -> None:
+    encoding = headers.get("content-encoding", "").strip().lower()
+    if encoding not in ("", "identity"):
+        shown = json.dumps(encoding[:80])
+        raise Encoded(f"the header Content-Encoding is {shown}: send the body as it is", param="Content-Encoding")
 
 
 def _require_json(headers: Headers) -> None:

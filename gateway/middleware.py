@@ -1,8 +1,9 @@
-"""What happens to every user's request before its route is looked at: id, origin, errors, key, pace."""
+"""What happens to every user's request before its route is looked at: host, id, origin, errors, key, pace."""
 
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import re
 import time
 import uuid
@@ -13,7 +14,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import relay
-from gateway.asgi import ClientGone, respond
+from gateway.asgi import ClientGone, discard, respond
 from gateway.envelope import Failure
 from worker.errors import RateLimited, Unauthorized, WorkerError
 
@@ -26,6 +27,76 @@ class ForeignOrigin(WorkerError):
     status = 403
     type = "invalid_request_error"
     code = "origin_not_allowed"
+
+
+class ForeignHost(WorkerError):
+    status = 403
+    type = "invalid_request_error"
+    code = "host_not_allowed"
+
+
+class EarlyAnswers:
+    """Sends an answer that is there before the request's body has come (too large, no key ...) at once. What still
+    comes of the body is thrown away for a while: a connection that is closed under a sender loses the answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        missing = any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
+
+        async def noting() -> Message:
+            nonlocal missing
+            message = await receive()
+            missing = missing and message["type"] == "http.request" and message.get("more_body", False)
+            return message
+
+        async def closing(message: Message) -> None:
+            if not missing:
+                await send(message)
+            elif message["type"] == "http.response.start":
+                await send({**message, "headers": [*message["headers"], (b"connection", b"close")]})
+            else:
+                await send({**message, "more_body": True})
+                if not message.get("more_body", False):
+                    await discard(noting)
+                    await send({"type": "http.response.body", "body": b""})
+
+        await self._app(scope, noting, closing)
+
+
+class Hosts:
+    """Answers only under names of this machine and those of ALLOWED_HOSTS. A web page whose own name is made to lead
+    here (DNS rebinding) counts as of the same origin for its browser, but cannot choose the name that it sends."""
+
+    def __init__(self, app: ASGIApp, allowed: tuple[str, ...]) -> None:
+        self._app = app
+        self._allowed = {name.lower() for name in allowed}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        host = Headers(scope=scope).get("host")
+        if host is None or "*" in self._allowed or is_local(name := host_name(host)) or name in self._allowed:
+            await self._app(scope, receive, send)
+        else:
+            message = "this server is not called by this host name; the setting ALLOWED_HOSTS names those that it is"
+            await relay.fail(send, Failure.of(ForeignHost(message, param="Host")))
+
+
+def host_name(host: str) -> str:
+    """The name or address of a Host header, without its port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.partition(":")[0].rstrip(".").lower()
+
+
+def is_local(name: str) -> bool:
+    """Whether a name or address always means this machine."""
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 class RequestId:

@@ -26,9 +26,10 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 class OpenAiApi:
     """An ASGI application that answers every route of `routes`, and 404 or 405 to all others."""
 
-    def __init__(self, broker: Broker, execution_timeout_s: float) -> None:
+    def __init__(self, broker: Broker, execution_timeout_s: float, keep_alive_s: float) -> None:
         self._broker = broker
         self._execution_timeout_s = execution_timeout_s
+        self._keep_alive_s = keep_alive_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = find(scope["method"], scope["path"])
@@ -39,21 +40,26 @@ class OpenAiApi:
             created=self._broker.now,
             execution_timeout_s=self._execution_timeout_s,
         )
-        job.request = b'{"input":' + await self._input(route, headers, receive, scope, job) + b"}"
+        job.request, streams = await self._request(route, headers, receive, scope, job)
         self._broker.submit(job, TTL_S)
         answered: bool | None = False
         try:
-            answered, _ = await unless_gone(receive, relay.answer(job, send, route.media_type))
+            keep_alive_s = self._keep_alive_s if streams else 0
+            work = relay.answer(job, send, route.media_type, keep_alive_s=keep_alive_s)
+            answered, _ = await unless_gone(receive, work)
         finally:
             # Whoever asked is gone: nobody needs the rest. (A job that has ended does not notice.)
             if not answered:
                 self._broker.cancel(job)
 
-    async def _input(self, route: Route, headers: Headers, receive: Receive, scope: Scope, job: Job) -> bytes:
-        """The job's input. Headers do not reach a worker, so what matters of them goes into the body."""
+    async def _request(
+        self, route: Route, headers: Headers, receive: Receive, scope: Scope, job: Job
+    ) -> tuple[bytes, bool]:
+        """The job as it is queued, and whether it asks for a stream. Headers do not reach a worker, so what matters of
+        them goes into the body."""
         name = jsontext.dumps(route.name)
         if route.method == "GET":
-            return b'{"openai_route":' + name + b"}"
+            return b'{"input":{"openai_route":' + name + b"}}", False
         optional = route.name == "/reset_prefix_cache"
         body, value = await read_json(receive, headers, MAX_BODY_BYTES, optional=optional)
         extra = _from_headers(headers)
@@ -62,7 +68,8 @@ class OpenAiApi:
         scope["state"]["request_id"] = extra.get("request_id", value.get("request_id"))
         priority = extra.get("priority", value.get("priority"))
         job.priority = priority if isinstance(priority, int) and not isinstance(priority, bool) else 0
-        return b'{"openai_route":' + name + b',"openai_input":' + jsontext.extend(body, extra) + b"}"
+        streams = route.streams and value.get("stream") is True
+        return b'{"input":{"openai_route":' + name + b',"openai_input":' + jsontext.extend(body, extra) + b"}}", streams
 
 
 def _from_headers(headers: Headers) -> dict[str, Any]:

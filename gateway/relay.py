@@ -1,5 +1,9 @@
 """A job's output as one HTTP answer: the first output decides what kind of answer it is.
 
+A stream that waits in the queue gets a comment now and then, so that proxies keep its connection: the first one
+commits it to status 200 and events, and an error that comes later is an event. Once a worker has it, the comments are
+the worker's business.
+
 an error before any output    its HTTP status and body, whether a stream was asked for or not
 text of server-sent events    relayed as it comes; a failure later becomes an error event, then [DONE]
 an object                     a JSON answer, sent at once
@@ -18,12 +22,13 @@ from starlette.types import Send
 from gateway import jsontext
 from gateway.asgi import ClientGone, respond
 from gateway.envelope import Failure
-from gateway.job import Job
+from gateway.job import Job, Status
 from worker.errors import InternalError
 
 log = logging.getLogger("gateway")
 
 DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
 # A reader that takes nothing for so long is treated as gone; until then its job waits for it.
 STALLED_AFTER_S = 30.0
 _EVENT_STREAM = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -32,16 +37,30 @@ _IGNORED_COMMENT = re.compile(r": ignored-fields ([\x20-\x7e]{1,1000})\n")
 _NO_OUTPUT = Failure.of(InternalError("the worker gave no answer"))
 
 
-async def answer(job: Job, send: Send, media_type: str, stalled_after_s: float = STALLED_AFTER_S) -> bool:
-    """Sends the answer, from the first output to the end; true then. Raises ClientGone where the reader has stalled."""
+async def answer(
+    job: Job, send: Send, media_type: str, *, keep_alive_s: float = 0, stalled_after_s: float = STALLED_AFTER_S
+) -> bool:
+    """Sends the answer, from the first output to the end; true then. Raises ClientGone where the reader has stalled.
+
+    `keep_alive_s`: of a stream, seconds in the queue from one comment to the next; 0 = none.
+    """
+    began = False
     while not job.chunks and not job.status.final:
-        await job.change()
+        if await _changed(job, keep_alive_s if job.status is Status.IN_QUEUE else 0):
+            continue
+        if not began:
+            await _begin_stream(send, {})
+            began = True
+        await _send_part(send, KEEP_ALIVE, job, stalled_after_s)
     values = job.take_chunks()
     if not values and job.failure is None:
         values = job.output if isinstance(job.output, list) else [] if job.output is None else [job.output]
-    if not values:
+    if began:
+        await _stream(job, values, send, stalled_after_s)
+    elif not values:
         await fail(send, job.failure or _NO_OUTPUT)
     elif isinstance(values[0], str) and values[0].startswith(_EVENT_STARTS):
+        await _begin_stream(send, _ignored_fields(values[0]))
         await _stream(job, values, send, stalled_after_s)
     elif isinstance(values[0], str):
         await _gather(job, values, send, media_type)
@@ -54,10 +73,23 @@ async def fail(send: Send, failure: Failure) -> None:
     await respond(send, failure.status, failure.body(), headers=failure.headers())
 
 
-async def _stream(job: Job, values: list[Any], send: Send, stalled_after_s: float) -> None:
-    headers = {**_EVENT_STREAM, **_ignored_fields(values[0]), "content-type": "text/event-stream; charset=utf-8"}
+async def _changed(job: Job, seconds: float) -> bool:
+    """Waits for a change of the job; false where none has come in time. 0 = any time."""
+    try:
+        async with asyncio.timeout(seconds or None):
+            await job.change()
+    except TimeoutError:
+        return False
+    return True
+
+
+async def _begin_stream(send: Send, further: dict[str, str]) -> None:
+    headers = {**_EVENT_STREAM, **further, "content-type": "text/event-stream; charset=utf-8"}
     fields = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": 200, "headers": fields})
+
+
+async def _stream(job: Job, values: list[Any], send: Send, stalled_after_s: float) -> None:
     data = b""
     while True:
         if values:
@@ -84,7 +116,7 @@ def _rest(job: Job, sent: bytes) -> bytes:
     """What a stream that has begun still needs, to end as clients expect."""
     if sent.endswith(DONE):
         return b""
-    gap = b"" if sent.endswith(b"\n\n") else b"\n\n"
+    gap = b"" if not sent or sent.endswith(b"\n\n") else b"\n\n"
     event = b"data: " + job.failure.body() + b"\n\n" if job.failure else b""
     return gap + event + DONE
 

@@ -21,11 +21,12 @@ class Route:
     name: str  # what the worker gets as openai_route
     method: Literal["GET", "POST"]
     media_type: str = JSON  # of an answer that is plain text
+    streams: bool = False  # whether it takes "stream": true
 
 
 _ROUTES = {
-    "/chat/completions": Route("/v1/chat/completions", "POST"),
-    "/completions": Route("/v1/completions", "POST"),
+    "/chat/completions": Route("/v1/chat/completions", "POST", streams=True),
+    "/completions": Route("/v1/completions", "POST", streams=True),
     "/chat/completions/render": Route("/v1/chat/completions/render", "POST"),
     "/completions/render": Route("/v1/completions/render", "POST"),
     "/models": Route("/v1/models", "GET"),

@@ -155,17 +155,23 @@ def declared(settings: type) -> Iterator[tuple[dataclasses.Field[Any], Setting]]
 
 def read(settings: type[T], environ: Mapping[str, str], **rest: Any) -> T:
     """An instance filled from `environ`. Raises SettingsError with the variable's name and its value."""
-    values = {}
-    for entry, declaration in declared(settings):
-        given = {name: environ[name] for name in declaration.names if not is_unset(environ.get(name), declaration.of)}
-        if len({value.strip() for value in given.values()}) > 1:
-            pairs = " and ".join(f"{name}={declaration.shown(value)}" for name, value in given.items())
-            raise SettingsError(f"{pairs} say different things: set only one of them")
-        for name, value in given.items():
-            parsed = _parse(declaration, name, value.strip())
-            if parsed is not None:
-                values[entry.name] = parsed
-    return settings(**values, **rest)
+    values = {entry.name: _read(declaration, environ, entry.default) for entry, declaration in declared(settings)}
+    return settings(**{name: value for name, value in values.items() if value is not dataclasses.MISSING}, **rest)
+
+
+def read_one(settings: type, name: str, environ: Mapping[str, str]) -> Any:
+    """The value of one field of `settings`, where nothing else of it matters. Raises SettingsError."""
+    entry, declaration = next(pair for pair in declared(settings) if pair[0].name == name)
+    return _read(declaration, environ, entry.default)
+
+
+def _read(declaration: Setting, environ: Mapping[str, str], default: Any) -> Any:
+    given = {name: environ[name] for name in declaration.names if not is_unset(environ.get(name), declaration.of)}
+    if len({value.strip() for value in given.values()}) > 1:
+        pairs = " and ".join(f"{name}={declaration.shown(value)}" for name, value in given.items())
+        raise SettingsError(f"{pairs} say different things: set only one of them")
+    parsed = [_parse(declaration, name, value.strip()) for name, value in given.items()]
+    return next((value for value in parsed if value is not None), default)
 
 
 def _parse(declaration: Setting, name: str, value: str) -> Any:

@@ -23,6 +23,7 @@ from worker.environment import (
     names,
     number,
     read,
+    read_one,
     secret_text,
     setting,
     text,
@@ -236,6 +237,9 @@ class GatewaySettings:
     cors_origins: tuple[str, ...] = setting(_GATEWAY, "CORS_ORIGINS", of=names, default=(),
         help="Origins whose web pages may call this server, like http://localhost:5173, with commas between; "
              "* = any. Empty: only the server's own page.")
+    allowed_hosts: tuple[str, ...] = setting(_GATEWAY, "ALLOWED_HOSTS", of=names, default=(),
+        help="Host names, beside this machine's own, under which a server on a loopback address may be called (by a "
+             "tunnel or proxy), with commas between; * = any.")
     max_queued_jobs: int = setting(_GATEWAY, "MAX_QUEUED_JOBS", of=integer(1), default=1000,
         help="Jobs that may wait for a worker before new ones are refused with 429.")
     execution_timeout_s: float = setting(_GATEWAY, "EXECUTION_TIMEOUT", of=number(1, 604800), default=600.0,
@@ -244,10 +248,12 @@ class GatewaySettings:
         help="Requests in any 10 seconds before new ones are refused with 429; 0 = no limit.")
     # fmt: on
 
+    keep_alive_s: float = 15.0  # the worker's KEEP_ALIVE_S, for streams that no worker has taken yet
+
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> GatewaySettings:
         """Raises SettingsError."""
-        return read(cls, environ)
+        return read(cls, environ, keep_alive_s=read_one(Settings, "keep_alive_s", environ))
 
 
 def engine_config(settings: Settings, model_dir: Path, tokenizer_dir: Path | None = None) -> EngineConfig:

@@ -21,7 +21,12 @@ SLOW: dict[str, Any] = {"do": [["sleep", 8]]}
 def test_key_origins_and_queue_bound(serve: Serve) -> None:
     """One server for several settings, since a start takes seconds."""
     server = serve(
-        ECHO, API_KEY="sk-right", CORS_ORIGINS="https://app.example", MAX_QUEUED_JOBS="2", ECHO_CONCURRENCY="1"
+        ECHO,
+        API_KEY="sk-right",
+        ALLOWED_HOSTS="Tunnel.example",
+        CORS_ORIGINS="https://app.example",
+        MAX_QUEUED_JOBS="2",
+        ECHO_CONCURRENCY="1",
     ).wait_ready(60)
     check_key(server)
     check_origins(server)
@@ -48,6 +53,10 @@ def check_key(server: Served) -> None:
     assert httpx.get(f"{server.jobs_url}/health").status_code == 401
     assert httpx.get(f"{server.origin}/health").status_code == 200
     assert httpx.get(server.origin).status_code == 200  # the page, which asks for the key
+    big = httpx.post(f"{server.origin}/v1/completions", content=b"x" * 15_000_000, timeout=20)
+    assert big.status_code == 401  # told to the sender, although nobody has read what it sent
+    named = {"authorization": "sk-right", "host": "tunnel.example:443"}
+    assert httpx.get(url, headers=named).status_code == 200
 
 
 def check_origins(server: Served) -> None:
@@ -102,7 +111,7 @@ def test_a_reader_that_takes_nothing_costs_little_memory_and_nobody_elses_time(s
     with socket.socket() as reader:
         reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         reader.connect((host, int(port)))
-        head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         head += f"content-length: {len(body)}\r\n\r\n"
         reader.sendall(head.encode() + body)
         assert reader.recv(12) == b"HTTP/1.1 200"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -155,6 +157,8 @@ def bad_requests() -> list[tuple[str, bytes, dict[str, str], int, str]]:
         ("nested 3000 deep", deep, JSON, 400, "JSON"),
         ("nested 400 deep", medium, JSON, 400, "nested deeper"),
         ("too large", b'{"a": "' + b"x" * 20_000_001 + b'"}', JSON, 413, "larger than 20 MB"),
+        ("gzip", gzip.compress(b"{}"), {**JSON, "content-encoding": "gzip"}, 415, "Content-Encoding"),
+        ("gzip after all", b"{}", {**JSON, "content-encoding": "identity, gzip"}, 415, "Content-Encoding"),
         ("bad id", b"{}", {**JSON, "x-request-id": "a b"}, 400, "X-Request-Id"),
         ("bad priority", b"{}", {**JSON, "x-priority": "high"}, 400, "X-Priority"),
     ]
@@ -172,6 +176,51 @@ def test_a_bad_request_gets_a_clear_answer_and_the_next_is_served(
     assert words in error["message"] and error["type"] == "invalid_request_error" and error["code"]
     assert len(answer.content) < 1000
     assert chat(echo, messages=MESSAGES).status_code == 200
+
+
+@pytest.mark.parametrize("how", ["content-length: 25000000", "transfer-encoding: chunked", "expect: 100-continue"])
+def test_a_body_that_is_too_large_is_refused_as_soon_as_that_is_known(echo: Served, how: str) -> None:
+    """By its length before any of it has come; without one, while the sender is still at it."""
+    host, port = echo.origin.removeprefix("http://").split(":")
+    more = "\r\ncontent-length: 25000000" if how.startswith("expect") else ""
+    with socket.create_connection((host, int(port)), timeout=20) as sender:
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{how}{more}"
+        sender.sendall(head.encode() + b"\r\n\r\n")
+        if "chunked" in how:
+            for _ in range(21):
+                sender.sendall(b"f4240\r\n" + b"x" * 1_000_000 + b"\r\n")
+        started = time.monotonic()
+        answer = sender.recv(65536)
+        assert time.monotonic() - started < 2
+        while b"request_too_large" not in answer and (part := sender.recv(65536)):
+            answer += part
+        assert answer.startswith(b"HTTP/1.1 413 ") and b"larger than 20 MB" in answer
+        assert b"connection: close" in answer.lower()
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("LOCALHOST:80", 200),
+        ("127.0.0.1:5", 200),
+        ("[::1]:8000", 200),
+        ("app.localhost", 200),
+        ("evil.example", 403),
+        ("localhost.evil.example:80", 403),
+        ("192.168.0.7", 403),
+        ("[::1", 200),
+        ("", 403),
+    ],
+)
+def test_a_server_on_loopback_answers_by_local_names_only(echo: Served, host: str, status: int) -> None:
+    """A page of evil.example, which has been made to lead here, is of the same origin for its browser."""
+    headers = {"host": host, "origin": f"http://{host}"}
+    answer = httpx.get(f"{echo.origin}/v1/models", headers=headers)
+    assert answer.status_code == status
+    if status == 403:
+        error = answer.json()["error"]
+        assert (error["code"], error["param"]) == ("host_not_allowed", "Host") and "ALLOWED_HOSTS" in error["message"]
 
 
 def test_a_body_of_almost_20_mb_and_one_with_ten_thousand_messages_are_served(echo: Served) -> None:

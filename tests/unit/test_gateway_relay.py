@@ -106,6 +106,49 @@ async def test_an_answer_that_came_only_with_the_end_is_used() -> None:
     assert await relay.answer(job, client.send, "text/x") and client.body == b'{"a":1}'
 
 
+async def queued(error: str | None) -> tuple[Client, list[int]]:
+    """A stream that waits in the queue, is taken, and ends; and how many comments there were at either time."""
+    broker, client = Broker(), Client()
+    job = Job("j", b'{"input":{}}', 0)
+    broker.submit(job, 60)
+    task = asyncio.create_task(relay.answer(job, client.send, "text/x", keep_alive_s=0.05))
+    await asyncio.sleep(0.18)
+    counts = [client.body.count(b": keep-alive\n\n")]
+    await broker.take(broker.worker("w"), 1, 0)
+    await asyncio.sleep(0.12)
+    counts.append(client.body.count(b": keep-alive\n\n"))
+    if error is None:
+        broker.chunk("w", "j", EVENT + "data: [DONE]\n\n", 1)
+    broker.done("w", "j", {"error": error} if error else {"output": []}, 1)
+    assert await asyncio.wait_for(task, 1) and client.ended
+    return client, counts
+
+
+async def test_a_stream_in_the_queue_is_kept_alive_until_a_worker_has_it() -> None:
+    client, (in_queue, at_worker) = await queued(None)
+    assert client.status == 200 and client.headers["content-type"].startswith("text/event-stream")
+    assert 2 <= in_queue == at_worker
+    assert client.body == b": keep-alive\n\n" * in_queue + EVENT.encode() + b"data: [DONE]\n\n"
+
+
+async def test_an_error_after_that_is_an_event() -> None:
+    client, _ = await queued('{"status":400,"error":{"message":"m"}}')
+    assert client.status == 200
+    event = client.body.replace(b": keep-alive\n\n", b"")
+    assert event.startswith(b'data: {"error":{"message":"m"') and event.endswith(b"\n\ndata: [DONE]\n\n")
+
+
+async def test_an_error_before_that_has_its_status() -> None:
+    broker, client = Broker(), Client()
+    job = Job("j", b'{"input":{}}', 0)
+    broker.submit(job, 60)
+    await broker.take(broker.worker("w"), 1, 0)
+    task = asyncio.create_task(relay.answer(job, client.send, "text/x", keep_alive_s=0.02))
+    await asyncio.sleep(0.1)
+    broker.done("w", "j", {"error": '{"status":404,"error":{"message":"m"}}'}, 1)
+    assert await asyncio.wait_for(task, 1) and client.status == 404
+
+
 async def test_a_reader_that_takes_nothing_is_given_up() -> None:
     broker, client = Broker(), Client()
     job = Job("j", b'{"input":{}}', 0)
