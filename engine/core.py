@@ -11,6 +11,7 @@ import logging
 import random
 from collections.abc import Callable
 from concurrent.futures import Future
+from time import monotonic
 
 from engine import admission
 from engine.counters import Counters
@@ -243,6 +244,7 @@ class EngineCore:
         stopped_by_token = finish is FinishReason.STOP and token_ids[-1] in seq.params.stop_token_ids
         self._counters.generation_tokens += len(token_ids)
         first, seq.reported = not seq.reported, True
+        admitted_at = seq.admitted_at if first else None
         prompt_logprobs = None
         if first and seq.num_computed >= seq.num_prompt:
             self._counters.count_prompt(seq)
@@ -257,6 +259,8 @@ class EngineCore:
             finish=finish,
             stop_token_id=token_ids[-1] if stopped_by_token else None,
             error=error,
+            queue_s=None if admitted_at is None else admitted_at - seq.arrived_at,
+            prefill_s=None if admitted_at is None else monotonic() - admitted_at,
         )
 
     def _take_messages(self) -> list[Message]:

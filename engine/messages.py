@@ -135,6 +135,9 @@ class SequenceOutput:
     finish: FinishReason | None = None
     stop_token_id: int | None = None  # the id that ended it, under STOP
     error: RequestError | None = None
+    # With the first output of a request that ran: seconds from its arrival until it ran, and from there to now.
+    queue_s: float | None = None
+    prefill_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

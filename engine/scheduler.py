@@ -24,6 +24,7 @@ import heapq
 from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic
 
 from engine.pages import Match, PageKey, PagePool, pack
 from engine.sequence import Sequence, State
@@ -228,7 +229,7 @@ class Scheduler:
         seq.num_registered, seq.prefix = len(match.pages), match.prefix
         seq.num_computed = len(match.pages) * self.pool.page_size
         if seq.cached_tokens is None:  # not when it comes back after preemption
-            seq.cached_tokens = seq.num_computed
+            seq.cached_tokens, seq.admitted_at = seq.num_computed, monotonic()
             if self.pool.caching:
                 self.cache_queries += seq.num_prompt
                 self.cache_hits += seq.num_computed

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from engine.messages import FinishReason, Request, RequestError, SamplingParams, TokenLogprobs
@@ -50,6 +51,8 @@ class Sequence:
     num_registered: int = 0  # leading pages that are known to the prefix cache
     prefix: Prefix = field(init=False)  # names the tokens of these registered pages
     cached_tokens: int | None = None  # prompt tokens found in the prefix cache at the first admission
+    arrived_at: float = field(default_factory=monotonic)  # seconds
+    admitted_at: float | None = None  # for the first time
     # Sequences that wait for this one to compute their common prefix -> its length in tokens.
     followers: dict[Sequence, int] = field(default_factory=dict)
     leader: Sequence | None = None  # whom this one follows

@@ -57,11 +57,16 @@ class Timing:
     started: float
     first_token: float | None = None
     last_token: float | None = None
+    # Of the first choice, as the engine has measured it; None where it has not.
+    queue_s: float | None = None
+    prefill_s: float | None = None
     between: list[float] = field(default_factory=list)  # of the first choice: a token's share, step by step
     _last_of_first_choice: float | None = None
 
-    def note(self, index: int, num_tokens: int) -> None:
-        """Choice `index` has new tokens, now."""
+    def note(self, index: int, num_tokens: int, output: SequenceOutput | None = None) -> None:
+        """Choice `index` has new tokens, now; `output`: the engine's, where it made them just now."""
+        if index == 0 and output is not None and output.queue_s is not None:
+            self.queue_s, self.prefill_s = output.queue_s, output.prefill_s
         now = self.last_token = time.monotonic()
         if self.first_token is None:
             self.first_token = now
@@ -112,7 +117,7 @@ class Generation:
                 raise engine_error(output)
             step = candidate.take(output, output.cached_tokens)
             if step.token_ids:
-                self.timing.note(index, len(step.token_ids))
+                self.timing.note(index, len(step.token_ids), output)
             if step.finish is not None:
                 if output.finish is None:  # a stop string: only this side has seen it
                     self._client.abort(request_id)

@@ -4,6 +4,7 @@ whatever the chunks, the pool, the company or the aborts."""
 from __future__ import annotations
 
 import random
+import time
 from typing import Any
 
 import pytest
@@ -676,6 +677,26 @@ def test_stats() -> None:
     assert (stats.num_steps, stats.max_batch, stats.finished) == (6, 2, {"length": 3})
     assert set(stats.step_s) == {"plan", "launch", "collect", "commit"}
     assert stats.rss_bytes > 1_000_000
+
+
+def test_times_of_a_request_come_with_its_first_output() -> None:
+    class Slow(CountingRunner):
+        def collect(self, plan: Plan) -> list[Sampled]:
+            time.sleep(0.02)
+            return super().collect(plan)
+
+    driver = Driver(Slow(), max_num_seqs=1, max_num_batched_tokens=16)
+    driver.send(request("first", range(100, 140), 4), request("second", range(200, 210), 2))
+    driver.run()
+    for name, queue_s, prefill_s in (("first", 0.0, 0.06), ("second", 0.12, 0.02)):
+        first, *rest = driver.outputs[name]
+        assert first.queue_s == pytest.approx(queue_s, abs=0.015) and first.prefill_s == pytest.approx(
+            prefill_s, abs=0.015
+        )
+        assert all(output.queue_s is None and output.prefill_s is None for output in rest)
+    driver.send(request("refused", [], 1))
+    driver.step()
+    assert driver.final("refused").queue_s is None
 
 
 def test_the_runner_is_told_when_a_sequence_is_over() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.messages import EngineInfo, SamplingParams, Stats
@@ -21,6 +22,7 @@ vllm:generation_tokens_total vllm:request_success_total vllm:num_preemptions_tot
 vllm:prefix_cache_hits_total vllm:time_to_first_token_seconds_bucket vllm:inter_token_latency_seconds_bucket
 vllm:e2e_request_latency_seconds_bucket vllm:request_prompt_tokens_bucket vllm:request_generation_tokens_bucket
 vllm:request_prefill_time_seconds_sum vllm:request_decode_time_seconds_sum vllm:request_params_max_tokens_bucket
+vllm:request_queue_time_seconds_sum vllm:request_inference_time_seconds_sum vllm:time_per_output_token_seconds_bucket
 vllm:request_params_n_bucket vllm:cache_config_info vllm:admission_rejections_total
 """.split()
 
@@ -33,6 +35,7 @@ def timing() -> Timing:
     noted = Timing(started=100.0, first_token=100.5)
     noted.last_token = 102.5
     noted.between = [0.5] * 4
+    noted.queue_s, noted.prefill_s = 0.1, 0.35
     return noted
 
 
@@ -64,6 +67,10 @@ def test_times_of_a_request() -> None:
     assert found["vllm:time_to_first_token_seconds_sum"] == 0.5
     assert found["vllm:e2e_request_latency_seconds_sum"] == 2.5
     assert found["vllm:request_time_per_output_token_seconds_sum"] == 0.5
+    assert found["vllm:request_queue_time_seconds_sum"] == 0.1
+    assert found["vllm:request_prefill_time_seconds_sum"] == 0.35
+    assert found["vllm:request_decode_time_seconds_sum"] == 2.0
+    assert found["vllm:request_inference_time_seconds_sum"] == pytest.approx(2.35)
     assert found["vllm:inter_token_latency_seconds_count"] == 4
 
 
