@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from engine.client import EngineClient, EngineDead
@@ -37,13 +37,13 @@ async def answer(
         case "model":
             return _model(model, operation.model_id or "")
         case "tokenize":
-            return await _tokenize(model, TokenizeRequest.parse(body))
+            return await _tokenize(model, await TokenizeRequest.parse_async(body))
         case "detokenize":
-            return await _detokenize(model, DetokenizeRequest.parse(body))
+            return await _detokenize(model, await DetokenizeRequest.parse_async(body))
         case "render":
-            return await _render_chat(model, ChatCompletionRequest.parse(body))
+            return await _render_chat(model, await ChatCompletionRequest.parse_async(body))
         case "render_completions":
-            return await _render_completions(model, CompletionRequest.parse(body))
+            return await _render_completions(model, await CompletionRequest.parse_async(body))
         case "tokenizer_info":
             return _tokenizer_info(model)
         case "version":
@@ -86,13 +86,17 @@ def _model(model: ServedModel, name: str) -> dict[str, Any]:
 async def _tokenize(model: ServedModel, request: TokenizeRequest) -> dict[str, Any]:
     model.resolve(request.model)
     prompt = await model.prompts.tokenize(request)
-    strings = [model.tokenizer.token_str(token_id) for token_id in prompt.ids] if request.return_token_strs else None
+    strings = await asyncio.to_thread(_strings, model, prompt.ids) if request.return_token_strs else None
     return {
         "count": len(prompt.ids),
         "max_model_len": model.info.max_model_len,
         "tokens": prompt.ids,
         "token_strs": strings,
     }
+
+
+def _strings(model: ServedModel, ids: Sequence[int]) -> list[str]:
+    return [model.tokenizer.token_str(token_id) for token_id in ids]
 
 
 async def _detokenize(model: ServedModel, request: DetokenizeRequest) -> dict[str, Any]:
@@ -104,13 +108,14 @@ async def _detokenize(model: ServedModel, request: DetokenizeRequest) -> dict[st
 
 async def _render_chat(model: ServedModel, request: ChatCompletionRequest) -> dict[str, Any]:
     model.resolve(request.model)
-    return _rendered(model, request, await model.prompts.chat(request))
+    prompt = await model.prompts.chat(request)
+    return await asyncio.to_thread(_rendered, model, request, prompt)
 
 
 async def _render_completions(model: ServedModel, request: CompletionRequest) -> dict[str, Any]:
     model.resolve(request.model)
     prompts = await model.prompts.completions(request)
-    rendered = [_rendered(model, request, prompt) for prompt in prompts]
+    rendered = await asyncio.to_thread(lambda: [_rendered(model, request, prompt) for prompt in prompts])
     return rendered[0] | ({"prompts": rendered} if len(rendered) > 1 else {})
 
 
@@ -118,7 +123,7 @@ def _rendered(model: ServedModel, request: ChatCompletionRequest | CompletionReq
     tokenizer = model.tokenizer
     params = sampling_params(
         request,
-        model.sampling,
+        model.limits(prompt),
         model.defaults,
         num_prompt_tokens=len(prompt.ids),
         bad_words=model.bad_words(request.bad_words),
@@ -128,12 +133,12 @@ def _rendered(model: ServedModel, request: ChatCompletionRequest | CompletionReq
     return {
         "prompt": text if text is not None else tokenizer.decode(prompt.ids, skip_special_tokens=False),
         "token_ids": prompt.ids,
-        "token_strs": [tokenizer.token_str(token_id) for token_id in prompt.ids],
+        "token_strs": _strings(model, prompt.ids),
         "count": len(prompt.ids),
         "max_model_len": model.info.max_model_len,
         "stop": [*request.stop, *(() if request.ignore_eos else model.stop_words(prompt))],
         "stop_token_ids": stop_ids,
-        "stop_tokens": [tokenizer.token_str(token_id) for token_id in stop_ids],
+        "stop_tokens": _strings(model, stop_ids),
         "sampling_params": dataclasses.asdict(params) | {"stop_token_ids": stop_ids},
         "template": None if prompt.rendered is None else {"source": prompt.rendered.source, "why": model.templates.why},
         "ignored_fields": request.ignored_fields(),

@@ -127,12 +127,12 @@ def _route(route: str) -> tuple[str, Kind, str | None]:
 
 def _plain(job_input: dict[str, Any]) -> Operation:
     """Fields of a request beside sampling_params."""
-    check_json(job_input)
     params = job_input.get("sampling_params")
     if params is None:
         params = {}
     if not isinstance(params, dict):
         fail("sampling_params", f"must be an object, got {kind(params)}", "invalid_type")
+    check_json(params)  # the rest is checked with the request that is made of it
     body = {key: value for key, value in job_input.items() if key not in _KNOBS and key != "sampling_params"}
     messages = _as_messages(job_input)
     operation: Kind = "completions" if messages is None else "chat"

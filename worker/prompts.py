@@ -12,17 +12,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from templates import ChatTemplates, Rendered, TemplateError
+from templates import ChatTemplates, Rendered, Stop, TemplateError
 from worker.errors import BadRequest, ContextLength
 from worker.fim import fim_format
 from worker.protocol.requests import ChatCompletionRequest, CompletionRequest, TemplateFields, TokenizeRequest
 from worker.protocol.tools import Tool
+from worker.protocol.validation import fail
 from worker.sampling import Model, check_token_ids, truncated
 from worker.settings import Settings
 from worker.tokenizer import Tokenizer
 
 # About 5 ms of encoding; beyond it the event loop would make other streams wait.
 INLINE_CHARS = 10_000
+# What /tokenize takes even where the context is small: a text that is too long is to be measured, too.
+TOKENIZE_CHARS = 1_000_000
 MESSAGE_CHARS = 50  # what a message costs besides
 T = TypeVar("T")
 
@@ -33,6 +36,7 @@ class Prompt:
     text: str | None = None  # what was encoded; None where the client gave ids, or where they were cut
     previous: int | None = None  # the token that the answer's text goes on from; None: it is a text of its own
     rendered: Rendered | None = None  # of a chat
+    stop: Stop | None = None  # what ends a turn by the request's own template; None: the model's template was used
 
 
 class PromptBuilder:
@@ -59,7 +63,9 @@ class PromptBuilder:
 
     async def completions(self, request: CompletionRequest) -> list[Prompt]:
         """One for each of the request's prompts."""
-        return [await self._completion(request, prompt) for prompt in request.prompt]
+        num_chars = sum(len(prompt) for prompt in request.prompt if isinstance(prompt, str))
+        num_chars += len(request.suffix or "") * len(request.prompt)
+        return [await self._completion(request, prompt, num_chars) for prompt in request.prompt]
 
     async def tokenize(self, request: TokenizeRequest) -> Prompt:
         """Of a prompt, or of messages as chat would render them."""
@@ -67,15 +73,20 @@ class PromptBuilder:
         if request.messages is not None:
             return await self._render_and_encode(request, request.messages, request.add_special_tokens or False)
         assert request.prompt is not None
-        return await self._encode_raw(request.prompt, request.add_special_tokens is not False)
+        limit = max(TOKENIZE_CHARS, self._most_chars)
+        if len(request.prompt) > limit:
+            text = f"must be at most {limit} characters long, got {len(request.prompt)}"
+            fail("prompt", text, "string_above_max_length")
+        return await self._encode_raw(request.prompt, request.add_special_tokens is not False, len(request.prompt))
 
-    async def _completion(self, request: CompletionRequest, given: str | tuple[int, ...]) -> Prompt:
+    async def _completion(self, request: CompletionRequest, given: str | tuple[int, ...], num_chars: int) -> Prompt:
+        """`num_chars`: of all prompts of the request together."""
         if request.suffix is not None and self._fim is not None:
-            prompt = await self._fill_in(request, given, request.suffix)
+            prompt = await self._fill_in(request, given, request.suffix, num_chars)
         elif isinstance(given, str):
             if request.truncate_prompt_tokens is None:
                 self._refuse_if_hopeless(len(given), "prompt")
-            prompt = await self._encode_raw(given, request.add_special_tokens)
+            prompt = await self._encode_raw(given, request.add_special_tokens, num_chars)
         else:
             check_token_ids("prompt", given, self._model.vocab_size)
             prompt = Prompt(given)
@@ -83,41 +94,49 @@ class PromptBuilder:
             prompt = replace(prompt, ids=ids, text=None)
         return replace(prompt, previous=self._last_text_token(ids))
 
-    async def _fill_in(self, request: CompletionRequest, given: str | tuple[int, ...], suffix: str) -> Prompt:
+    async def _fill_in(
+        self, request: CompletionRequest, given: str | tuple[int, ...], suffix: str, num_chars: int
+    ) -> Prompt:
         assert self._fim is not None
         if not isinstance(given, str):
             raise BadRequest("suffix needs a prompt of text, not of token ids", param="suffix")
         pieces = self._fim.pieces(given, suffix)
         prefix = self.tokenizer.prefix_ids if request.add_special_tokens else ()
-        ids = await _off_loop(len(given) + len(suffix), lambda: self.tokenizer.encode_pieces(pieces))
+        ids = await _off_loop(num_chars, lambda: self.tokenizer.encode_pieces(pieces))
         return Prompt((*prefix, *ids), given)
 
-    async def _encode_raw(self, text: str, add_special_tokens: bool) -> Prompt:
+    async def _encode_raw(self, text: str, add_special_tokens: bool, num_chars: int) -> Prompt:
         encode = self.tokenizer.encode
-        ids = await _off_loop(len(text), lambda: encode(text, add_special_tokens=add_special_tokens))
+        ids = await _off_loop(num_chars, lambda: encode(text, add_special_tokens=add_special_tokens))
         return Prompt(tuple(ids), text)
 
     async def _render_and_encode(
         self, request: TemplateFields, messages: list[dict[str, Any]], add_special_tokens: bool
     ) -> Prompt:
+        cut = getattr(request, "truncate_prompt_tokens", None) is not None
+        num_chars = sum(map(_num_chars, messages))
+        if not cut:
+            self._refuse_if_hopeless(num_chars, "messages")
+
         def run() -> Prompt:
-            rendered = self._render(request, messages)
-            if getattr(request, "truncate_prompt_tokens", None) is None:
+            rendered, stop = self._render(request, messages)
+            if not cut:
                 self._refuse_if_hopeless(len(rendered.text), "messages")
             ids = self.tokenizer.encode_pieces(rendered.pieces)
             prefix = self.tokenizer.prefix_ids if add_special_tokens else ()
-            return Prompt((*prefix, *ids), rendered.text, rendered=rendered)
+            return Prompt((*prefix, *ids), rendered.text, rendered=rendered, stop=stop)
 
         # A client's own template may take its time whatever its input's size.
-        num_chars = sum(_num_chars(message) for message in messages) + MESSAGE_CHARS * len(messages)
+        num_chars += MESSAGE_CHARS * len(messages)
         return await _off_loop(num_chars if request.chat_template is None else INLINE_CHARS + 1, run)
 
-    def _render(self, request: TemplateFields, messages: list[dict[str, Any]]) -> Rendered:
+    def _render(self, request: TemplateFields, messages: list[dict[str, Any]]) -> tuple[Rendered, Stop | None]:
+        """The prompt, and what ends a turn where the template is the request's own."""
         templates, tools = self.templates, self._shown_tools(request)
         try:
             if request.chat_template is not None:
                 templates = templates.replaced(request.chat_template)
-            return templates.render(
+            rendered = templates.render(
                 messages,
                 tools=[tool.source for tool in tools] or None,
                 documents=request.documents,
@@ -126,6 +145,7 @@ class PromptBuilder:
                 kwargs=self._template_kwargs(request),
                 allow_control_tokens=self._settings.allow_control_tokens,
             )
+            return rendered, None if templates is self.templates else templates.stop
         except TemplateError as error:
             raise BadRequest(str(error), param="messages", code="template_error") from None
 
@@ -140,10 +160,14 @@ class PromptBuilder:
         effort = getattr(request, "reasoning_effort", None)
         return kwargs if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none", **kwargs}
 
+    @property
+    def _most_chars(self) -> int:
+        """More text than this never fits the context."""
+        return self._model.max_model_len * self.tokenizer.longest_token_chars
+
     def _refuse_if_hopeless(self, num_chars: int, param: str) -> None:
         """Text that is too long even if every token were the longest there is."""
-        limit = self._model.max_model_len * self.tokenizer.longest_token_chars
-        if num_chars > limit:
+        if num_chars > self._most_chars:
             raise ContextLength(
                 f"This model's maximum context length is {self._model.max_model_len} tokens, and the {param} of "
                 f"{num_chars} characters cannot fit. Shorten the {param}.",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import templates
 from engine.grammar import GrammarCompiler
 from engine.messages import EngineInfo
-from templates import ChatTemplates, TemplateError
+from templates import ChatTemplates, Stop, TemplateError
 from worker import VERSION, sampling
 from worker.control_tokens import TokenizerError
 from worker.errors import ModelNotFound, SettingsError
@@ -54,6 +54,7 @@ class ModelText:
 class ServedModel:
     def __init__(self, text: ModelText, settings: Settings, info: EngineInfo) -> None:
         """Raises SettingsError for defaults that no request could hold."""
+        self._text = text
         self.settings = settings
         self.info = info
         self.files = text.files
@@ -66,7 +67,7 @@ class ServedModel:
         self.sampling = sampling.Model(
             max_model_len=info.max_model_len,
             vocab_size=info.vocab_size,
-            stop_ids=_stop_ids(text),
+            stop_ids=_stop_ids(text, text.templates.stop),
             max_logprobs=settings.max_logprobs,
         )
         self.prompts = PromptBuilder(self.tokenizer, self.templates, self.sampling, settings)
@@ -90,7 +91,14 @@ class ServedModel:
         """What ends an answer to this prompt beside token ids."""
         if prompt.rendered is None:
             return ()
-        return tuple(dict.fromkeys([*self.templates.stop.words, *prompt.rendered.stop_words]))
+        stop = prompt.stop or self.templates.stop
+        return tuple(dict.fromkeys([*stop.words, *prompt.rendered.stop_words]))
+
+    def limits(self, prompt: Prompt) -> sampling.Model:
+        """What sampling must know: the stop ids are those of the template that made the prompt."""
+        if prompt.stop is None:
+            return self.sampling
+        return replace(self.sampling, stop_ids=_stop_ids(self._text, prompt.stop))
 
     def bad_words(self, words: Sequence[str]) -> list[tuple[int, ...]]:
         """The token sequences that spell each word, at the start of a text and after a space."""
@@ -117,10 +125,10 @@ class ServedModel:
         }
 
 
-def _stop_ids(text: ModelText) -> frozenset[int]:
-    """The model's eos ids and the end-of-turn tokens of its template."""
+def _stop_ids(text: ModelText, stop: Stop) -> frozenset[int]:
+    """The model's eos ids and the end-of-turn tokens of a template."""
     ids = {*text.files.eos_ids, *text.tokenizer.eos_ids}
-    for token in text.templates.stop.tokens:
+    for token in stop.tokens:
         if (token_id := text.tokenizer.token_id(token)) is not None:
             ids.add(token_id)
     return frozenset(ids)

@@ -78,15 +78,17 @@ class Answer:
         try:
             match self._operation.kind:
                 case "chat":
-                    await self._chat(ChatCompletionRequest.parse(self._operation.body), send)
+                    await self._chat(await ChatCompletionRequest.parse_async(self._operation.body), send)
                 case "completions":
-                    await self._completions(CompletionRequest.parse(self._operation.body), send)
+                    await self._completions(await CompletionRequest.parse_async(self._operation.body), send)
                 case _:
                     serving = self._serving
                     send(await introspect.answer(self._operation, self._model, serving.client, serving.metrics))
         except WorkerError as error:
             if isinstance(error, RateLimited):
                 self._serving.metrics.rejected()
+            if error.status >= 500:
+                error.message += f" (request {self.id})"  # by which the log tells more
             log.info("%s %s: %d %s", self._operation.kind, self.id, error.status, error.code)
             raise
 
@@ -122,7 +124,8 @@ class Answer:
         await self._generate(request, prompts, plan, writer)
 
     async def _generate(self, request: AnyRequest, prompts: Sequence[Prompt], plan: OutputPlan, writer: Writer) -> None:
-        params = [self._params(request, prompt) for prompt in prompts]
+        bad_words = self._model.bad_words(request.bad_words)
+        params = [self._params(request, prompt, bad_words) for prompt in prompts]
         self._log_request(request, prompts[0], params[0])
         client = self._serving.client()
         if request.use_beam_search:
@@ -151,14 +154,10 @@ class Answer:
         grammar.stop_ids = params.stop_token_ids
         return BeamGrammar(grammar, self._model.sampling.vocab_size)
 
-    def _params(self, request: AnyRequest, prompt: Prompt) -> SamplingParams:
+    def _params(self, request: AnyRequest, prompt: Prompt, bad_words: Sequence[tuple[int, ...]]) -> SamplingParams:
         model = self._model
         params = sampling_params(
-            request,
-            model.sampling,
-            model.defaults,
-            num_prompt_tokens=len(prompt.ids),
-            bad_words=model.bad_words(request.bad_words),
+            request, model.limits(prompt), model.defaults, num_prompt_tokens=len(prompt.ids), bad_words=bad_words
         )
         ranks = request.num_sequences > request.n and not request.use_beam_search
         return replace(params, logprobs=params.logprobs or 0) if ranks else params
@@ -203,7 +202,7 @@ class Answer:
             previous=prompt.previous,
             keep=plan.keep,
         )
-        own_ids = set(request.stop_token_ids) - (set() if request.ignore_eos else model.sampling.stop_ids)
+        own_ids = set(request.stop_token_ids) - (set() if request.ignore_eos else model.limits(prompt).stop_ids)
         rules = StopRules(frozenset([*request.stop, *own_ids]), request.include_stop_str_in_output)
         return OutputPipeline(detokenizer, plan.parser and plan.parser(), rules)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from typing import Any
@@ -21,6 +22,7 @@ from worker.protocol.requests import (
     TokenizeRequest,
 )
 from worker.protocol.tools import ToolChoice
+from worker.protocol.validation import is_large
 
 USER = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -67,7 +69,7 @@ GOOD: list[tuple[str, Any, Any]] = [
     ("stop", [], ()),
     ("stop", ["a", "b", "c", "d"], ("a", "b", "c", "d")),
     ("stop_token_ids", [1, 2.0], (1, 2)),
-    ("logit_bias", {"5": 200, "6": -1}, ((5, 100.0), (6, -1.0))),
+    ("logit_bias", {"5": 100, "6": -1}, ((5, 100.0), (6, -1.0))),
     ("bad_words", ["a"], ("a",)),
     ("early_stopping", "never", "never"),
     ("length_penalty", -1.5, -1.5),
@@ -170,6 +172,8 @@ def test_values_out_of_range_name_the_field(parse: Any, name: str, value: Any, c
         ({"logit_bias": {"²": 1}}, "logit_bias.²"),
         ({"logit_bias": {"1": "x"}}, "logit_bias.1"),
         ({"logit_bias": {"1": True}}, "logit_bias.1"),
+        ({"logit_bias": {"1": 100.5}}, "logit_bias.1"),
+        ({"logit_bias": {"1": -101}}, "logit_bias.1"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
         ({"stream": True, "stream_options": []}, "stream_options"),
@@ -417,6 +421,55 @@ def test_legacy_function_turns_become_tool_turns() -> None:
 def test_ten_thousand_messages_are_read_and_more_are_refused() -> None:
     assert len(chat(messages=USER * 10_000).messages) == 10_000
     assert refusal(chat, messages=USER * 10_001).code == "array_above_max_length"
+
+
+@pytest.mark.parametrize(
+    ("parse", "name", "value"),
+    [
+        (ChatCompletionRequest.parse, "messages", USER * 400_000),
+        (TokenizeRequest.parse, "messages", [None] * 10_001),
+        (CompletionRequest.parse, "prompt", [7] * 2_000_001),
+        (DetokenizeRequest.parse, "tokens", [7] * 250_001),
+    ],
+)
+def test_an_array_that_is_far_too_long_is_refused_before_it_is_looked_at(parse: Any, name: str, value: Any) -> None:
+    start = time.process_time()
+    error = refusal(parse, body={name: value})
+    assert time.process_time() - start < 0.05
+    assert error.param == name and "at most" in error.message and str(len(value)) in error.message
+
+
+async def test_a_body_that_takes_long_to_check_is_checked_beside_the_loop() -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": "hi"}] * 5}] * 9_000
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0.001)
+
+    ticking = asyncio.create_task(tick())
+    await asyncio.sleep(0)
+    assert len((await ChatCompletionRequest.parse_async({"messages": messages})).messages) == 9_000
+    assert ticks > 5
+    ticking.cancel()
+
+
+@pytest.mark.parametrize(
+    ("body", "large"),
+    [
+        ({"messages": USER * 20}, False),
+        ({"messages": USER * 1500}, True),
+        ({"prompt": [5] * 40_000}, False),
+        ({"prompt": [5] * 60_000}, True),
+        ({"messages": "x" * 1_000_001}, True),
+        ({"tools": [{"a": {"b": {str(i): i for i in range(3000)}}}]}, True),
+        (None, False),
+    ],
+)
+def test_what_is_large(body: Any, large: bool) -> None:
+    assert is_large(body) == large
 
 
 # --- prompts
@@ -738,7 +791,7 @@ def test_twenty_megabytes_get_a_short_answer_soon(fields: Any) -> None:
 def test_twenty_megabytes_of_text_and_of_token_ids_are_read_soon() -> None:
     start = time.process_time()
     chat(messages="é" * 10_000_000)
-    completion(prompt=[12345] * 3_000_000)
+    completion(prompt=[12345] * 2_000_000)
     assert time.process_time() - start < 3
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from worker.errors import BadRequest
 from worker.protocol.fields import integer, string
-from worker.protocol.validation import check_json, explain, fail, kind
+from worker.protocol.validation import check_json, explain, fail, is_large, kind
 
 # The values that ask for nothing, and what to say of any other.
 Refusal = tuple[tuple[Any, ...], str]
@@ -41,6 +42,8 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
     # Fields of another route that this one cannot honour, in the form of UNSUPPORTED.
     elsewhere: ClassVar[dict[str, Refusal]] = {}
+    # The most entries that an array may have, looked at before anything that takes time.
+    longest: ClassVar[dict[str, int]] = {}
 
     model: Annotated[str, string(256)] = ""
     request_id: Annotated[str | None, string(128, min_chars=1, printable=True)] = None
@@ -53,6 +56,9 @@ class Body(BaseModel):
             raise BadRequest(
                 f"the request body must be a JSON object, got {kind(body)}", param="body", code="invalid_type"
             )
+        for name, most in cls.longest.items():
+            if isinstance(value := body.get(name), list) and len(value) > most:
+                fail(name, f"must have at most {most} entries, got {len(value)}", "array_above_max_length")
         check_json(body)
         given = {key: value for key, value in body.items() if value is not None}
         for name, (harmless, text) in (UNSUPPORTED | cls.elsewhere).items():
@@ -62,6 +68,11 @@ class Body(BaseModel):
             return cls.model_validate(given)
         except ValidationError as error:
             raise explain(error) from None
+
+    @classmethod
+    async def parse_async(cls, body: Any) -> Self:
+        """`parse`, in a thread where it would hold up the event loop."""
+        return await asyncio.to_thread(cls.parse, body) if is_large(body) else cls.parse(body)
 
     def ignored_fields(self) -> list[str]:
         """Names of the fields that mean nothing to this server, at most 20, for a log line and a header."""

@@ -23,7 +23,7 @@ from worker.protocol.fields import (
     wrong,
     wrong_type,
 )
-from worker.protocol.validation import fail, kind
+from worker.protocol.validation import fail, kind, quote
 
 MAX_N = 128
 MAX_LOGIT_BIAS = 1024
@@ -40,7 +40,10 @@ def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
             fail(f"logit_bias.{key[:20]}", "is not a token id")
         if isinstance(bias, bool) or not isinstance(bias, int | float):
             fail(f"logit_bias.{key}", f"must be a number, got {kind(bias)}", "invalid_type")
-        pairs.append((int(key), max(-100.0, min(100.0, float(bias)))))
+        if not -100 <= bias <= 100:
+            code = "decimal_above_max_value" if bias > 0 else "decimal_below_min_value"
+            fail(f"logit_bias.{key}", f"must be in [-100, 100], got {quote(bias)}", code)
+        pairs.append((int(key), float(bias)))
     return tuple(pairs)
 
 

@@ -27,15 +27,13 @@ _MEDIA_PARTS = {
 
 
 def normal_messages(value: Any) -> list[dict[str, Any]]:
-    """Validate and normalise. One string is one user message."""
+    """Validate and normalise. One string is one user message. That there are at most MAX_MESSAGES is checked before."""
     if isinstance(value, str):
         value = [{"role": "user", "content": value}] if value else []
     if not isinstance(value, list):
         fail("messages", f"must be an array of messages, got {kind(value)}", "invalid_type")
     if not value:
         fail("messages", "must not be empty", "empty_array")
-    if len(value) > MAX_MESSAGES:
-        fail("messages", f"must have at most {MAX_MESSAGES} entries, got {len(value)}", "array_above_max_length")
     messages: list[dict[str, Any]] = []
     pending: dict[str, str] = {}  # legacy function name -> the id given to its latest call
     for index, item in enumerate(value):

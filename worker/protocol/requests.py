@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from worker.protocol.body import Body, Refusal
 from worker.protocol.fields import Flag, checked_by, choice, integer, string, wrong_type
 from worker.protocol.generation import Generation, logprobs_count
-from worker.protocol.messages import normal_messages
+from worker.protocol.messages import MAX_MESSAGES, normal_messages
 from worker.protocol.tools import (
     Tool,
     ToolChoice,
@@ -30,6 +30,8 @@ from worker.protocol.tools import (
 from worker.protocol.validation import fail, kind
 
 MAX_PROMPTS = 1024
+MAX_IDS = 2_000_000  # of a prompt; the context is the real limit, and known later
+MAX_IDS_TO_TEXT = 250_000
 MAX_TEXT_CHARS = 20_000_000
 MAX_CHOICES = 1024  # prompts x n, or x best_of
 _CHAT_ONLY = (
@@ -90,6 +92,7 @@ class TemplateFields(Body):
 
 class ChatCompletionRequest(TemplateFields, Generation):
     elsewhere: ClassVar[dict[str, Refusal]] = {"prompt": ((), _COMPLETIONS), "suffix": (("",), _COMPLETIONS)}
+    longest: ClassVar[dict[str, int]] = {"messages": MAX_MESSAGES}
 
     messages: Annotated[list[dict[str, Any]], checked_by(normal_messages)]
     max_tokens: Annotated[int | None, integer(1)] = None
@@ -176,6 +179,7 @@ def _ids(value: Any, path: str) -> tuple[int, ...]:
 
 class CompletionRequest(Generation):
     elsewhere: ClassVar[dict[str, Refusal]] = dict.fromkeys(_CHAT_ONLY, (("none", False, {}, []), _CHAT))
+    longest: ClassVar[dict[str, int]] = {"prompt": MAX_IDS}
 
     prompt: Annotated[tuple[str | tuple[int, ...], ...], checked_by(_prompts)]
     max_tokens: Annotated[int, integer(0)] = 16
@@ -208,6 +212,8 @@ class CompletionRequest(Generation):
 class TokenizeRequest(TemplateFields):
     """POST /tokenize: a prompt, or messages as chat would render them."""
 
+    longest: ClassVar[dict[str, int]] = {"messages": MAX_MESSAGES}
+
     prompt: Annotated[str | None, string(MAX_TEXT_CHARS)] = None
     messages: Annotated[list[dict[str, Any]] | None, checked_by(normal_messages)] = None
     add_special_tokens: Flag | None = None  # None = true for a prompt, false for messages
@@ -222,5 +228,7 @@ class TokenizeRequest(TemplateFields):
 
 class DetokenizeRequest(Body):
     """POST /detokenize: token ids -> text."""
+
+    longest: ClassVar[dict[str, int]] = {"tokens": MAX_IDS_TO_TEXT}
 
     tokens: Annotated[tuple[int, ...], checked_by(lambda value: _ids(value, "tokens") if value != [] else ())]

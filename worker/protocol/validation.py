@@ -17,6 +17,8 @@ MAX_QUOTE_CHARS = 80
 MAX_ERRORS = 10
 # Token ids do not count. 10,000 messages with parts are a fifth of this; millions would take seconds to look at.
 MAX_VALUES = 500_000
+# A request with more values or characters takes milliseconds to check: too long for an event loop.
+LARGE_VALUES, LARGE_CHARS = 2_000, 1_000_000
 # What orjson can write. Printing a much larger integer could take quadratic time.
 MIN_INT, MAX_INT = -(2**63), 2**64 - 1
 
@@ -83,6 +85,24 @@ def check_json(body: dict[Any, Any], *, max_depth: int = MAX_DEPTH) -> None:
             for index, value in enumerate(container):
                 if not _is_plain_text(value):
                     _check_value(value, (path, index), depth, stack)
+
+
+def is_large(body: Any) -> bool:
+    """Whether checking a body takes long enough to be noticed by other streams. Itself stops looking early."""
+    stack, num_values, num_chars = [body], 0, 0
+    while stack:
+        value = stack.pop()
+        if isinstance(value, str):
+            num_chars += len(value)
+        elif isinstance(value, list) and value and type(value[0]) is type(value[-1]) is int:
+            num_chars += 20 * len(value)  # token ids are cheap
+        elif isinstance(value, dict | list):
+            num_values += len(value)
+            if num_values <= LARGE_VALUES:
+                stack.extend(value.values() if isinstance(value, dict) else value)
+        if num_values > LARGE_VALUES or num_chars > LARGE_CHARS:
+            return True
+    return False
 
 
 def _are_token_ids(container: Any) -> bool:
