@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 LOCK   := builder/requirements.lock
+TODAY  := $(shell date +%F)
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(LOCK)
 
-.PHONY: serve test test-unit test-clients lint clean help
+.PHONY: serve test test-unit test-clients lint bench clean help
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -27,6 +28,13 @@ lint: $(VENV)/.installed-dev  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+bench: $(VENV)/.installed-bench  ## this project and others side by side on this machine: an hour, a quiet machine
+	$(BIN)/python -m benchmarks.peers
+	$(BIN)/python -m benchmarks.side_by_side --name $(TODAY)
+	$(BIN)/python -m benchmarks.offline_peers --name $(TODAY)-offline
+	$(BIN)/python -m benchmarks.bookkeeping --json benchmarks/results/$(TODAY)-bookkeeping.json
+	$(BIN)/python -m benchmarks.plots benchmarks/results/$(TODAY)
+
 $(VENV)/bin/python:
 	@echo "creating $(VENV) ..."
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=")'
@@ -40,6 +48,11 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml $(LOCK)
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "installing the test tools ..."
 	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.installed-bench: $(VENV)/.installed
+	@echo "installing what draws the plots ..."
+	@$(PIP) --editable '.[bench]'
 	@touch $@
 
 clean:  ## remove the environment and caches of this folder

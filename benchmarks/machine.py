@@ -20,7 +20,7 @@ NOTABLE_FLAGS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "a
 def about() -> dict[str, Any]:
     """CPU model, cores, instruction sets that matter here, memory (bytes), kernel."""
     text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    facts = {}
+    facts: dict[str, str] = {}
     for line in text.splitlines():
         key, _, value = line.partition(":")
         facts.setdefault(key.strip(), value.strip())
@@ -108,7 +108,7 @@ def watched(pid: int) -> Iterator[Disturbance]:
 
 def cpu_s(pid: int) -> float:
     """CPU seconds of the whole family so far."""
-    return sum(_of(process, _process_cpu_s) for process in family(pid))
+    return float(sum(_of(process, _process_cpu_s) for process in family(pid)))
 
 
 def _process_cpu_s(process: psutil.Process) -> float:
@@ -125,4 +125,4 @@ def _of(process: psutil.Process, figure: Any) -> Any:
 def _busy_s() -> float:
     """CPU seconds that the whole machine has spent on anything, stolen time included, since it booted."""
     times = psutil.cpu_times()
-    return sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
+    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0))

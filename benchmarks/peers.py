@@ -9,7 +9,6 @@ threads, on a free port of 127.0.0.1, and is stopped by its pid. Variants of a p
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -70,8 +69,7 @@ class Peer:
             except llama_cpp.BuildError as error:
                 raise PeerError(str(error)) from None
             return
-        shutil.rmtree(self.home, ignore_errors=True)
-        subprocess.run([sys.executable, "-m", "venv", self.home], check=True)
+        subprocess.run([sys.executable, "-m", "venv", self.home], check=True)  # leaves what an earlier try brought
         self._pip("install", *self.requirements)
         if self.unwanted:
             self._pip("uninstall", "--yes", *self.unwanted)
@@ -86,7 +84,7 @@ class Peer:
         return self.requirements[0]
 
     def _pip(self, *arguments: str) -> None:
-        command = [self.programs / "python", "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
+        command = [str(self.programs / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise PeerError(f"{self.name} does not install: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
