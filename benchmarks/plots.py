@@ -33,7 +33,7 @@ COLOURS = (
     "#F0E442",
 )  # Okabe and Ito's, colour-blind safe
 Row = dict[str, Any]
-STYLE = {
+STYLE: dict[str, Any] = {
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -66,13 +66,15 @@ def grouped(axes: Axes, rows: list[Row], figure: Callable[[Row], float], label: 
             axes.bar(x, middle, width * 0.94, color=colour[name], label=name if group == 0 else None)
             if len(values) > 1:
                 axes.vlines(x, min(values), max(values), color="#333333", linewidth=1)
-            axes.annotate(
-                f"{middle:.3g}", (x, max(values)), (0, 2), textcoords="offset points", ha="center", fontsize=7
-            )
+            axes.annotate(_short(middle), (x, max(values)), (0, 2), textcoords="offset points", ha="center", fontsize=7)
     axes.set_xticks(range(len(workloads)), workloads)
     axes.grid(axis="x", visible=False)
     axes.set_ylabel(label)
     axes.legend(ncols=min(4, len(names)), loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=9)
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def heading(about: dict[str, Any]) -> str:
@@ -89,11 +91,9 @@ def throughput(results: dict[str, Any], file: Path) -> None:
 
 def latency(results: dict[str, Any], file: Path) -> None:
     figure, (first, second) = plt.subplots(2, 1, figsize=(9, 7.4))
-    grouped(first, results["rows"], lambda row: 1000 * float(row["itl_s"]["mean"]), "time per further token, ms (log)")
-    grouped(second, results["rows"], lambda row: 1000 * float(row["ttft_s"]["p50"]), "time to first token, ms (log)")
+    grouped(first, results["rows"], lambda row: 1000 * float(row["itl_s"]["mean"]), "time per further token, ms")
+    grouped(second, results["rows"], lambda row: 1000 * float(row["ttft_s"]["p50"]), "time to first token, ms")
     second.get_legend().remove()
-    for axes in (first, second):
-        axes.set_yscale("log")
     _save(figure, heading(results["about"]), file)
 
 
@@ -141,10 +141,10 @@ def bookkeeping(results: list[dict[str, Any]], file: Path) -> None:
         panel.axhline(1.0, color="#D55E00", linestyle="--", linewidth=1)
         panel.margins(x=0.15)
         panel.set_xlabel(label)
-    axes[0].set_ylabel("plan + commit, ms per 100 sequences")
+    axes[0].set_ylabel("ms per 100 sequences")
     axes[0].set_ylim(bottom=0)
     axes[0].annotate("limit", (1, 1.0), (0, 3), textcoords="offset points", color="#D55E00", fontsize=8)
-    _save(figure, "Bookkeeping of a step, without a model, 100,000 pages", file)
+    _save(figure, "Planning and committing a step, without a model, 100,000 pages", file)
 
 
 def _save(figure: Any, title: str, file: Path) -> None:
@@ -159,7 +159,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("name", type=Path, help="of the results, without an ending")
     name: Path = parser.parse_args().name
-    plots = {
+    plots: dict[str, dict[str, Callable[[Any, Path], None]]] = {
         "": {"throughput": throughput, "latency": latency, "start": start},
         "-offline": {"offline": offline},
         "-bookkeeping": {"bookkeeping": bookkeeping},
