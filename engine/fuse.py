@@ -169,7 +169,7 @@ class FusedBody:
 
     def __init__(self, body: nn.Module, layers: list[FusedLayer | KeptLayer], ops: TorchOps) -> None:
         self._embedding: Tensor = body.embed_tokens.weight
-        self._layers, self._ops = layers, ops
+        self.layers, self._ops = layers, ops
         self._norm, self._eps = _rms_norm(body.norm)
         self._frequencies: Tensor = body.rotary_emb.inv_freq  # float32 [D / 2]
         self._scaling: float = body.rotary_emb.attention_scaling
@@ -180,7 +180,7 @@ class FusedBody:
         if self.stack is not None and self.stack.takes(batch, len(token_ids)):
             hidden = self.stack(hidden, step)
         else:
-            for layer in self._layers:
+            for layer in self.layers:
                 hidden = layer(hidden, step)
         return self._ops.rms_norm(hidden, self._norm, self._eps)
 

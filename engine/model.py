@@ -34,7 +34,7 @@ class Model:
         self.max_model_len = max_model_len
         self._head = _Head(hf)
         self.vocab_size: int = hf.get_output_embeddings().weight.shape[0]
-        self._run_body: Callable[[Tensor, Tensor, PagedBatch], Tensor] = self._run_hf_body
+        self.body: Callable[[Tensor, Tensor, PagedBatch], Tensor] = self._run_hf_body
         self.specs, self.dtype = self._probe()
 
     def speed_up(self, kernels: Kernels | None, quantization: str | None) -> None:
@@ -48,7 +48,7 @@ class Model:
         ops = TorchOps() if kernels is None else NativeOps(kernels)
         body = fuse.fuse(self.hf.base_model, self.specs, self.max_model_len, ops, make, quantization)
         if body is not None:
-            self._run_body = body
+            self.body = body
         elif self.device.type == "cpu":
             if quantization is not None:
                 quantize.round_weights(self.hf.base_model, quantization)
@@ -74,7 +74,7 @@ class Model:
 
     def hidden(self, token_ids: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
         """token_ids, positions int64 [T] -> [T, H] after the last norm"""
-        return self._run_body(token_ids, positions, batch)
+        return self.body(token_ids, positions, batch)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [S, H] -> float32 [S, V], with the scaling and capping of the model's own head"""

@@ -21,8 +21,8 @@ CPU = torch.device("cpu")
 
 
 def layers_of(runner) -> list:
-    body = runner.model._run_body
-    return body._layers if isinstance(body, FusedBody) else []
+    body = runner.model.body
+    return body.layers if isinstance(body, FusedBody) else []
 
 
 @pytest.mark.parametrize("family", ["llama", "llama-bias", "llama3-rope", "qwen2", "qwen3", "mistral-window", "phi3"])
@@ -125,6 +125,6 @@ def test_families_without_a_compiler_run_in_torch(tmp_path):
     with torch.inference_mode():
         runner.model = load(EngineConfig(str(folder), dtype="float32"), CPU)
         runner.model.speed_up(None, None)
-    assert type(runner.model._run_body._ops) is TorchOps
+    assert type(runner.model.body._ops) is TorchOps
     driver = Driver(runner)
     assert driver.run([driver.sequence(prompt) for prompt in prompts]) == expected

@@ -1,0 +1,146 @@
+"""The engine alone: token ids in, token ids out, in this process. No worker, no HTTP, no text.
+
+    python -m benchmarks.engine [--model DIR] [--dtype auto] [--quantization int8] [--threads 2] [--repeats 3]
+
+Same workloads as the side-by-side runs: distinct prompts of 127 tokens and 64 output tokens, 1, 8 or 32 at a time;
+and 8 at a time that share 512 of 640 tokens, with 32 output tokens. Printed per workload: output tokens a second
+(medians over the repeats), the time of a step that only decodes (ms, lower quartile), and the share of the step that
+is not the model's forward.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+
+from engine.threads import limit_spinning
+
+limit_spinning()  # before torch is imported, as the engine process does
+
+from engine.core import EngineCore  # noqa: E402
+from engine.grammar import GrammarCompiler  # noqa: E402
+from engine.messages import Command, EngineConfig, Request, SamplingParams  # noqa: E402
+from engine.runner import Runner  # noqa: E402
+
+FORWARD = ("launch", "collect")  # the phases of a step in which the model runs
+
+
+@dataclass(frozen=True)
+class Workload:
+    concurrency: int
+    requests: int
+    prompt_tokens: int = 127
+    output_tokens: int = 64
+    shared_tokens: int = 0
+
+
+WORKLOADS = {
+    "1 stream": Workload(1, 3),
+    "8 streams": Workload(8, 16),
+    "32 streams": Workload(32, 64),
+    "shared prefix": Workload(8, 16, prompt_tokens=640, output_tokens=32, shared_tokens=512),
+}
+
+
+@dataclass
+class Result:
+    output_tokens_per_s: float
+    decode_ms: float
+    other_share: float  # of the time of all steps: planning, committing, building messages
+
+
+def prompts(workload: Workload, vocab_size: int, seed: int) -> list[tuple[int, ...]]:
+    source = random.Random(seed)
+
+    def draw(count: int) -> tuple[int, ...]:
+        return tuple(source.randrange(100, vocab_size) for _ in range(count))
+
+    shared = draw(workload.shared_tokens)
+    return [shared + draw(workload.prompt_tokens - len(shared)) for _ in range(workload.requests)]
+
+
+def measure(runner: Runner, config: EngineConfig, workload: Workload, seed: int) -> Result:
+    """A closed loop: whenever a request ends, the next one is sent. Raises AssertionError if a token is missing."""
+    waiting: list[Command] = [
+        Request(f"r{index}", ids, SamplingParams(temperature=0.0, max_tokens=workload.output_tokens))
+        for index, ids in enumerate(prompts(workload, runner.info.vocab_size, seed))
+    ]
+    open_requests = 0
+
+    def receive() -> list[Command]:
+        nonlocal open_requests
+        commands = [waiting.pop() for _ in range(min(len(waiting), workload.concurrency - open_requests))]
+        open_requests += len(commands)
+        return commands
+
+    compiler = GrammarCompiler(config.model_path, runner.info.vocab_size)
+    core = EngineCore(config, runner, compiler.submit, receive)
+    decode_s: list[float] = []
+    total = workload.requests * workload.output_tokens
+    start = perf_counter()
+    while core.stats().generation_tokens < total:
+        computed = core.stats()
+        begin = perf_counter()
+        messages = core.step()
+        elapsed = perf_counter() - begin
+        for message in messages:
+            open_requests -= sum(output.finish is not None for output in getattr(message, "outputs", ()))
+        after = core.stats()
+        if after.generation_tokens - computed.generation_tokens == workload.concurrency == after.num_running and (
+            after.prompt_tokens == computed.prompt_tokens
+        ):
+            decode_s.append(elapsed)
+    seconds = perf_counter() - start
+    assert core.stats().generation_tokens == total
+    steps = core.stats().step_s
+    return Result(
+        output_tokens_per_s=total / seconds,
+        decode_ms=1000 * statistics.quantiles(decode_s)[0],
+        other_share=1 - sum(steps[name] for name in FORWARD) / seconds,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="folder of a model; the demo model by default")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quantization", choices=["int8", "int4"])
+    parser.add_argument("--threads", type=int, help="default: one a core")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--workloads", nargs="*", default=list(WORKLOADS), choices=list(WORKLOADS))
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    options = parser.parse_args()
+    if options.model is None:
+        from builder.demo_model import ensure
+
+        options.model = ensure()
+    config = EngineConfig(
+        str(options.model),
+        dtype=options.dtype,
+        quantization=options.quantization,
+        num_threads=options.threads,
+        max_num_seqs=32,
+    )
+    runner = Runner(config)
+    info = runner.info
+    print(f"{info.dtype} {options.quantization or ''} {info.attention_backend}, pid {os.getpid()}", flush=True)
+    results: dict[str, list[Result]] = {name: [] for name in options.workloads}
+    for repeat in range(options.repeats):
+        for name in options.workloads:
+            results[name].append(measure(runner, config, WORKLOADS[name], seed=repeat))
+    for name, found in results.items():
+        speed = statistics.median(each.output_tokens_per_s for each in found)
+        decode, other = min(each.decode_ms for each in found), statistics.median(each.other_share for each in found)
+        print(f"{name:14} {speed:8.1f} tokens/s   decode step {decode:7.2f} ms   not the model {other:6.1%}")
+    if options.json:
+        options.json.write_text(json.dumps({name: [asdict(x) for x in found] for name, found in results.items()}))
+
+
+if __name__ == "__main__":
+    main()
