@@ -85,6 +85,7 @@ class ReasoningParser(Machine):
         self._trial = trial
         self._space = Trail()  # at the end of the thoughts so far
         self._thought = False  # something was emitted
+        self._closed_ahead = False  # the end of the block was seen: no call in it is one
 
     def run(self) -> Steps[None]:
         tags = self._tags
@@ -125,13 +126,18 @@ class ReasoningParser(Machine):
     def _thoughts(self) -> Steps[bool]:
         """-> whether the block was closed."""
         closes = self._tags.closes
-        while (mark := (yield from self.source.until(closes + self._tool_starts, self._think))) not in closes:
-            if mark is None or (yield from self._call(mark)):
-                if mark is None and self._thought and (space := self._space.take()):
+        while True:
+            starts = () if self._closed_ahead or self.source.exhausted else self._tool_starts
+            mark = yield from self.source.until(closes + starts, self._think)
+            if mark in closes:
+                return True
+            if mark is None:
+                if self._thought and (space := self._space.take()):
                     self.emit(Reasoning(space))
                 return False
+            if (yield from self._call(mark)):
+                return False
             self._think(mark)
-        return True
 
     def _call(self, start: str) -> Steps[bool]:
         """Whether the output from `start` to its end is calls and nothing else; if so, it is emitted as Content."""
@@ -156,6 +162,7 @@ class ReasoningParser(Machine):
             closed = yield from self.source.until(self._tags.closes, hold)
             if closed is None:
                 consider(trial.close())
+            self._closed_ahead = closed is not None
         except _JustTalk:
             closed = ""
         if closed is not None or not called:

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
-from worker.parsers.base import Content, Delta, Reasoning, ToolCallArgs, ToolCallStart
+from worker.parsers.base import Content, Delta, Reasoning, ToolCallArgs, ToolCallStart, Trail
 from worker.parsers.partial_json import dumps
 from worker.parsers.tool_parser import Tools
 
@@ -42,22 +42,22 @@ class ResponseTemplateParser:
         """`prompt`: the rendered prompt; what it already wrote of the answer counts."""
         self._make: Callable[[], Any] = lambda: _parser(template, prompt, tools)
         self._parser = self._make()
-        self._fed = ""
+        self._fed: list[str] = []
         self._tools = tools
         self._count = 0
-        self._region = ""  # the text of the calls being read
-        self._space: dict[str, str] = {}  # by field: at the end of what was said
+        self._region: list[str] = []  # the text of the calls being read
+        self._said: dict[str, Trail] = {}  # by field that has said something
         self.markers = frozenset(_literals(template))
         self._failed = False  # a region could not be parsed: everything from there on is text
 
     def feed(self, text: str) -> list[Delta]:
         if self._failed:
-            return [Content(text)] if text else []
+            return _text(text)
         try:
             deltas = self._deltas(self._parser.feed(text))
         except Exception:  # a region that its own description cannot parse raises anything
             return self._text_from_failure(text)
-        self._fed += text
+        self._fed.append(text)
         return deltas
 
     def close(self) -> list[Delta]:
@@ -66,20 +66,19 @@ class ResponseTemplateParser:
         try:
             return self._deltas(self._parser.finalize()[1])
         except Exception:
-            return [Content(self._region)] if self._region else []
+            return _text("".join(self._region))
 
     def _text_from_failure(self, text: str) -> list[Delta]:
         """Reads `text` again, by characters: what came before the failure is kept."""
         self._failed = True
         parser = self._make()
-        parser.feed(self._fed)
+        parser.feed("".join(self._fed))
         deltas: list[Delta] = []
         for index, char in enumerate(text):
             try:
                 deltas += self._deltas(parser.feed(char))
             except Exception:
-                rest = self._region + text[index + 1 :]
-                return [*deltas, Content(rest)] if rest else deltas
+                return [*deltas, *_text("".join(self._region) + text[index + 1 :])]
         return deltas
 
     def _deltas(self, events: list[dict[str, Any]]) -> list[Delta]:
@@ -90,23 +89,22 @@ class ResponseTemplateParser:
         if event["type"] == "region_chunk":
             return self._chunk(field, event["text"])
         if event["type"] == "region_close" and field == _CALLS:
-            value, text, self._region = event["value"], self._region, ""
+            value, text = event["value"], "".join(self._region)
+            self._region.clear()
             calls = [_function(call) for call in (value if isinstance(value, list) else [value])]
             if any(name not in self._tools for name, _ in calls):
-                return [Content(text)]
+                return _text(text)
             return [delta for name, arguments in calls for delta in self._call(name, arguments)]
-        self._space.pop(field, None)
+        self._said.pop(field, None)
         return []
 
     def _chunk(self, field: str, text: str) -> list[Delta]:
         if field == _CALLS:
-            self._region += text
+            self._region.append(text)
             return []
-        begun = field in self._space
-        text = self._space.get(field, "") + (text if begun else text.lstrip())
-        said = text.rstrip()
-        if said or begun:
-            self._space[field] = text[len(said) :]
+        if field not in self._said and not (text := text.lstrip()):
+            return []
+        said = self._said.setdefault(field, Trail()).add(text)
         kind = Reasoning if field in _REASONING else Content
         return [kind(said)] if said else []
 
@@ -114,6 +112,10 @@ class ResponseTemplateParser:
         index, self._count = self._count, self._count + 1
         text = arguments if isinstance(arguments, str) else dumps(arguments or {})
         return [ToolCallStart(index, f"call_{secrets.token_hex(12)}", name), ToolCallArgs(index, text or "{}")]
+
+
+def _text(text: str) -> list[Delta]:
+    return [Content(text)] if text else []
 
 
 def _function(call: Any) -> tuple[str, Any]:

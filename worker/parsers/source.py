@@ -18,6 +18,11 @@ from worker.parsers.base import Content, Delta
 T = TypeVar("T")
 Steps = Generator[None, None, T]
 
+# Text that may be read again is kept in parts of this size: going back a little must not cost a copy of it all.
+_KEPT_CHARS = 1000
+# How much may be read again in vain: so many characters, and so many for each that was read.
+_PATIENCE, _PATIENCE_PER_CHAR = 5_000, 4
+
 
 class Source:
     """The text not yet read. Methods that are Steps wait for text; the others look at what is there."""
@@ -25,16 +30,26 @@ class Source:
     def __init__(self) -> None:
         self._text = ""
         self._at = 0
-        self._marks: list[int] = []
+        self._begin = 0  # position of _text[0] in the whole
+        self._kept: list[str] = []  # what was read before _text, back to the first mark
+        self._marks: list[int] = []  # positions in the whole
+        self._reread = 0
         self.ended = False  # nothing follows what is there
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether so much was read in vain that nothing more should be tried: the work stays linear in the text."""
+        return self._reread > _PATIENCE + _PATIENCE_PER_CHAR * (self._begin + self._at)
+
     def push(self, text: str) -> None:
-        start = min(self._marks, default=self._at)  # what may be read again is kept
-        if start:
-            self._text = self._text[start:]
-            self._at -= start
-            self._marks = [mark - start for mark in self._marks]
-        self._text += text
+        if not self._marks:
+            self._kept.clear()
+        elif self._at:
+            read = self._text[: self._at]
+            self._kept += [read[i : i + _KEPT_CHARS] for i in range(0, len(read), _KEPT_CHARS)]
+        self._text = self._text[self._at :] + text
+        self._begin += self._at
+        self._at = 0
 
     def more(self) -> Steps[bool]:
         """Waits for a piece; False at the end."""
@@ -117,17 +132,22 @@ class Source:
 
     def mark(self) -> None:
         """Remembers this place: `rewind` or `forget` it."""
-        self._marks.append(self._at)
+        self._marks.append(self._begin + self._at)
 
     def rewind(self) -> None:
-        self._at = self._marks.pop()
+        mark = self._marks.pop()
+        self._reread += self._begin + self._at - mark
+        self._reach(mark)
+        self._at = mark - self._begin
 
     def forget(self) -> None:
         if self._marks:
             self._marks.pop()
 
     def since_mark(self) -> str:
-        return self._text[self._marks[-1] : self._at]
+        mark = self._marks[-1]
+        self._reach(mark)
+        return self._text[mark - self._begin : self._at]
 
     def commit(self) -> None:
         """Forgets all marks: what was read is settled, and need not be kept."""
@@ -136,6 +156,15 @@ class Source:
     def unread(self, text: str) -> None:
         """Puts back what was read last, without a wait since."""
         self._at -= len(text)
+
+    def _reach(self, position: int) -> None:
+        """Puts what was kept from `position` on back before the text."""
+        parts = [self._text]
+        while self._begin > position:
+            parts.append(self._kept.pop())
+            self._begin -= len(parts[-1])
+            self._at += len(parts[-1])
+        self._text = "".join(reversed(parts))
 
     def _comes(self, text: str) -> Steps[bool]:
         """Waits only as long as what is there could still become `text`."""

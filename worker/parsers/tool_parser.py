@@ -92,7 +92,11 @@ class ToolParser(Machine):
             self.emit(Content(space))
 
     def attempt(self, steps: Steps[None]) -> Steps[bool]:
-        """Runs `steps`; where they raise NotACall, nothing was read. -> whether they did not."""
+        """Runs `steps`; where they raise NotACall, nothing was read. -> whether they did not. An output of very many
+        beginnings that lead to nothing is read as text in the end."""
+        if self.source.exhausted:
+            steps.close()
+            return False
         self.source.mark()
         before = self.count
         try:
@@ -138,8 +142,9 @@ class ToolParser(Machine):
             self.begin(name, call_id)
             self.args(arguments)
 
-    def object_call(self, *, bare: bool = False) -> Steps[None]:
-        """A call as one JSON object of name and arguments. `bare`: nothing else marks it, arguments must be there."""
+    def object_call(self, *, bare: bool = False, within: bool = False) -> Steps[None]:
+        """A call as one JSON object of name and arguments. `bare`: nothing else marks it, arguments must be there.
+        `within`: it is the value of "function" in another object."""
         if not (yield from self.source.literal("{")):
             raise NotACall
         before, name, held = self.count, None, None
@@ -158,8 +163,8 @@ class ToolParser(Machine):
             yield from self.source.space()
             if self.count > before:
                 yield from read_value(self.source)
-            elif key == "function" and (yield from self.source.peek()) == "{":
-                yield from self.object_call(bare=bare)
+            elif key == "function" and not within and (yield from self.source.peek()) == "{":
+                yield from self.object_call(bare=bare, within=True)
             elif key in ("name", "tool_name", "function"):
                 name = yield from read_string(self.source)
                 if name not in self.tools:
