@@ -19,6 +19,7 @@ import datetime
 import json
 import statistics
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +85,7 @@ class Comparison:
             context = peers.started(peer, self.model, dtype=self.dtype, threads=self.threads)
             running = stack.enter_context(context)
             self.servers.append(running)
-            for label in WORKLOADS:  # warm-up: every shape once
-                self.measure(running, label, turn=0)
+            self.warm_up(running)
         except (peers.PeerError, load.LoadError) as error:
             self._leave_out(peer.name, error)
             return
@@ -95,6 +95,13 @@ class Comparison:
         if idle > IDLE_SHARE:
             self.restless.add(peer.name)
             machine.suspend(running.pid)
+
+    def warm_up(self, running: Running) -> None:
+        """Every batch size once, and the shared prefix into the caches of those that have one."""
+        for label, workload in WORKLOADS.items():
+            short = replace(workload, requests=workload.concurrency)
+            texts = list(load.prompts(self.tokenizer, short, f"{label}, warm-up"))
+            asyncio.run(load.run(running.base_url, running.model, texts, short, extra_body=running.peer.body))
 
     def turn(self, number: int, labels: list[str]) -> None:
         for label in labels:
