@@ -1,8 +1,9 @@
 """Between an answer that is being made and the platform that POSTs what the handler yields.
 
 The SDK sends one yield at a time and waits for its POST. So a producer fills an outbox, and each yield carries
-everything gathered since the last: the first output at once, the next ones `interval_s` apart. A stream is made of
-whole server-sent events; anything else is yielded as it is. This is the one place that writes the error envelope:
+everything gathered since the last: the first output at once, the next ones `interval_s` apart. A stream's yields are
+whole server-sent events, as long as these fit; anything else is yielded as it is. This is the one place that writes
+the error envelope:
 
     before any output   {"error": '{"status": 404, "error": {...}}'}      (a string survives the SDK)
     after it            an error event, then [DONE]
@@ -21,15 +22,16 @@ from typing import Any, Protocol
 
 import orjson
 
-from worker.errors import InternalError, WorkerError
+from worker.errors import BadRequest, InternalError, WorkerError
 from worker.protocol import sse
 
 log = logging.getLogger("worker")
 
 # The platform takes 1 MB of JSON for one yield; a character is up to four bytes, and quoting adds about a third.
 MAX_YIELD_CHARS = 250_000
-# ... and 20 MB for a whole answer.
+# ... and 20 MB for a whole answer, of a stream all of its yields together.
 MAX_BODY_BYTES = 20_000_000
+_TOO_LARGE = f"the answer is larger than {MAX_BODY_BYTES // 1_000_000} MB: ask for less"
 
 
 class Outbox:
@@ -55,9 +57,12 @@ class Outbox:
         return bool(self._items)
 
     def take(self) -> Any:
-        """The next yield: a run of texts joined, or one other item."""
+        """The next yield: a run of texts joined, a part of one that is too long, or one other item."""
         first = self._items.popleft()
         if isinstance(first, str):
+            if len(first) > MAX_YIELD_CHARS:
+                self._items.appendleft(first[MAX_YIELD_CHARS:])
+                first = first[:MAX_YIELD_CHARS]
             texts, size = [first], len(first)
             while self._items and isinstance(self._items[0], str) and size + len(self._items[0]) <= MAX_YIELD_CHARS:
                 texts.append(self._items.popleft())
@@ -137,6 +142,7 @@ async def _yields(
 ) -> AsyncIterator[Any]:
     now = asyncio.get_running_loop().time
     started, next_yield_at = False, now()
+    num_bytes = 0
     while True:
         if not await outbox.wait(keep_alive_s if answer.events and keep_alive_s else None):
             started = True
@@ -147,12 +153,18 @@ async def _yields(
         failure = await producer if outbox.closed else None
         if failure is not None and (not started or not outbox):
             # Nothing went out: what was made until it failed is no answer, and the status can still be an error's.
-            yield sse.event(failure.body()) + sse.DONE if started and answer.events else envelope(failure)
+            yield _failed(failure, in_stream=started and answer.events)
             return
         if not outbox:
             return
+        item, size = _sendable(outbox.take())
+        num_bytes += size
+        if num_bytes > MAX_BODY_BYTES:
+            answer.abort()
+            yield _failed(BadRequest(_TOO_LARGE, code="answer_too_large"), in_stream=started and answer.events)
+            return
         started, next_yield_at = True, now() + interval_s
-        yield _sendable(outbox.take())
+        yield item
 
 
 async def _produce(answer: Answer, outbox: Outbox) -> WorkerError | None:
@@ -171,14 +183,17 @@ async def _produce(answer: Answer, outbox: Outbox) -> WorkerError | None:
         outbox.close()
 
 
-def _sendable(item: Any) -> Any:
-    """`item` as the SDK can send it; a body beyond the platform's limit becomes an error."""
+def _sendable(item: Any) -> tuple[Any, int]:
+    """`item` as the SDK can send it, and its size in bytes."""
     if not isinstance(item, dict):
-        return item
-    data = sse.dumps(item)
-    if len(data) > MAX_BODY_BYTES:
-        return envelope(InternalError(f"the answer is larger than {MAX_BODY_BYTES // 1_000_000} MB: ask for less"))
-    return orjson.loads(data)
+        return item, len(item.encode())
+    data = sse.dumps(item).encode()
+    return orjson.loads(data), len(data)
+
+
+def _failed(error: WorkerError, *, in_stream: bool) -> Any:
+    """The last yield of an answer that failed."""
+    return sse.event(error.body()) + sse.DONE if in_stream else envelope(error)
 
 
 def envelope(error: WorkerError) -> dict[str, str]:

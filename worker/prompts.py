@@ -24,8 +24,8 @@ from worker.tokenizer import Tokenizer
 
 # About 5 ms of encoding; beyond it the event loop would make other streams wait.
 INLINE_CHARS = 10_000
-# What /tokenize takes even where the context is small: a text that is too long is to be measured, too.
-TOKENIZE_CHARS = 1_000_000
+# What is encoded even where the context is much smaller: a text that does not fit may be measured, or cut.
+UNFITTING_CHARS = 1_000_000
 MESSAGE_CHARS = 50  # what a message costs besides
 T = TypeVar("T")
 
@@ -73,10 +73,7 @@ class PromptBuilder:
         if request.messages is not None:
             return await self._render_and_encode(request, request.messages, request.add_special_tokens or False)
         assert request.prompt is not None
-        limit = max(TOKENIZE_CHARS, self._most_chars)
-        if len(request.prompt) > limit:
-            text = f"must be at most {limit} characters long, got {len(request.prompt)}"
-            fail("prompt", text, "string_above_max_length")
+        self._refuse_if_endless(len(request.prompt), "prompt")
         return await self._encode_raw(request.prompt, request.add_special_tokens is not False, len(request.prompt))
 
     async def _completion(self, request: CompletionRequest, given: str | tuple[int, ...], num_chars: int) -> Prompt:
@@ -86,6 +83,8 @@ class PromptBuilder:
         elif isinstance(given, str):
             if request.truncate_prompt_tokens is None:
                 self._refuse_if_hopeless(len(given), "prompt")
+            else:
+                self._refuse_if_endless(len(given), "prompt")
             prompt = await self._encode_raw(given, request.add_special_tokens, num_chars)
         else:
             check_token_ids("prompt", given, self._model.vocab_size)
@@ -115,8 +114,7 @@ class PromptBuilder:
     ) -> Prompt:
         cut = getattr(request, "truncate_prompt_tokens", None) is not None
         num_chars = sum(map(_num_chars, messages))
-        if not cut:
-            self._refuse_if_hopeless(num_chars, "messages")
+        (self._refuse_if_endless if cut else self._refuse_if_hopeless)(num_chars, "messages")
 
         def run() -> Prompt:
             rendered, stop = self._render(request, messages)
@@ -159,6 +157,12 @@ class PromptBuilder:
         kwargs = {**self._settings.default_chat_template_kwargs, **request.chat_template_kwargs}
         effort = getattr(request, "reasoning_effort", None)
         return kwargs if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none", **kwargs}
+
+    def _refuse_if_endless(self, num_chars: int, param: str) -> None:
+        """Text that takes too long to encode, though nobody wants it to fit the context: it is measured or cut."""
+        limit = max(UNFITTING_CHARS, self._most_chars)
+        if num_chars > limit:
+            fail(param, f"must be at most {limit} characters long, got {num_chars}", "string_above_max_length")
 
     @property
     def _most_chars(self) -> int:

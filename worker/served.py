@@ -19,10 +19,12 @@ from worker.parsers import registry
 from worker.parsers.registry import Formats, UnknownFormat
 from worker.prompts import Prompt, PromptBuilder
 from worker.protocol.requests import ChatCompletionRequest
-from worker.protocol.validation import quote
+from worker.protocol.validation import fail, quote
 from worker.settings import Settings, public_name
 from worker.structured import OutputFormats
 from worker.tokenizer import Tokenizer
+
+MAX_BAD_WORD_TOKENS = 1024  # each sequence of the request carries them, in each of its two spellings
 
 
 @dataclass(frozen=True)
@@ -101,11 +103,14 @@ class ServedModel:
         return replace(self.sampling, stop_ids=_stop_ids(self._text, prompt.stop))
 
     def bad_words(self, words: Sequence[str]) -> list[tuple[int, ...]]:
-        """The token sequences that spell each word, at the start of a text and after a space."""
+        """The token sequences that spell each word, at the start of a text and after a space. Raises BadRequest."""
         found: dict[tuple[int, ...], None] = {}
         for word in words:
             for spelled in (word, " " + word.lstrip()):
                 found[tuple(self.tokenizer.encode(spelled, add_special_tokens=False))] = None
+            if sum(map(len, found)) > 2 * MAX_BAD_WORD_TOKENS:
+                text = f"must come to at most {MAX_BAD_WORD_TOKENS} tokens"
+                fail("bad_words", text, "array_above_max_length")
         return [ids for ids in found if ids]
 
     def answer_role(self, request: ChatCompletionRequest) -> str:

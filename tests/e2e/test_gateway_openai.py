@@ -115,6 +115,28 @@ def test_a_failure_after_output_is_an_error_event_then_done(echo: Served) -> Non
             pass
 
 
+@pytest.mark.parametrize(
+    ("status", "error", "tries"),
+    [
+        (400, openai.BadRequestError, 1),
+        (429, openai.RateLimitError, 2),
+        (500, openai.InternalServerError, 2),
+        (503, openai.InternalServerError, 2),
+    ],
+)
+def test_the_sdk_tries_again_what_may_pass_and_nothing_else(
+    echo: Served, status: int, error: type[openai.APIStatusError], tries: int
+) -> None:
+    before = sum("started" in line for line in echo.lines)
+    with pytest.raises(error) as caught:
+        client(echo, max_retries=1).chat.completions.create(
+            model="m", messages=MESSAGES, extra_body={"do": [["fail", status, "told"]]}
+        )
+    assert caught.value.status_code == status and "told" in caught.value.message
+    time.sleep(0.3)
+    assert sum("started" in line for line in echo.lines) == before + tries
+
+
 def test_a_stream_without_done_gets_one(echo: Served) -> None:
     assert chat(echo, do=[["say", "x"]], stream=True).text.endswith("\n\ndata: [DONE]\n\n")
     cut = chat(echo, do=[["text", "data: {}"]], stream=True).text

@@ -14,7 +14,8 @@ COMMIT = "c" * 40
 
 
 class FakeHub:
-    """Serves `files` of one repository at any revision among `revisions`; `requests` notes the paths asked for.
+    """Serves `files` of one repository at any revision among `revisions`; `requests` notes the paths asked for and
+    `tokens` the keys that came with them.
 
     gated: every file is refused as a gated one. slow_s: seconds a file's body takes.
     """
@@ -24,6 +25,7 @@ class FakeHub:
         self.gated = False
         self.slow_s = 0.0
         self.requests: list[str] = []
+        self.tokens: set[str | None] = set()  # the Authorization headers
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -52,6 +54,7 @@ class FakeHub:
     def answer(self, request: Any, *, body: bool) -> None:
         path = unquote(request.path.split("?")[0])
         self.requests.append(path)
+        self.tokens.add(request.headers.get("Authorization"))
         api, files = f"/api/models/{self.repo}/", f"/{self.repo}/resolve/"
         if path.startswith(api):
             kind, revision, *_ = path.removeprefix(api).split("/")

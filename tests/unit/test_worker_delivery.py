@@ -124,7 +124,25 @@ async def test_bodies_are_plain_json() -> None:
 
 async def test_a_body_beyond_the_limit_is_an_error() -> None:
     ((_, item),) = await yields(Scripted((0.0, {"text": "x" * 21_000_000}), events=False))
-    assert "20 MB" in json.loads(item["error"])["error"]["message"]
+    told = json.loads(item["error"])
+    assert "20 MB" in told["error"]["message"]
+    assert told["status"] == 400, "clients try again after a 500"
+
+
+async def test_a_stream_beyond_the_limit_ends_with_an_error_and_is_not_cut_silently() -> None:
+    event = "data: " + "x" * 999_990 + "\n\n"
+    answer = Scripted(*[(0.0, event)] * 25)
+    items = [item for _, item in await yields(answer)]
+    *sent, last = items
+    assert sum(map(len, sent)) <= 20_000_000 < sum(map(len, sent)) + MAX_YIELD_CHARS
+    assert '"answer_too_large"' in last and last.endswith("\n\ndata: [DONE]\n\n") and answer.aborted
+
+
+async def test_an_event_that_is_too_long_for_a_yield_is_cut_and_nothing_is_lost() -> None:
+    text = "data: " + "é🦊" * 400_000 + "\n\n"
+    items = [item for _, item in await yields(Scripted((0.0, text), (0.0, "data: 2\n\n")))]
+    assert "".join(items) == text + "data: 2\n\n"
+    assert max(len(json.dumps(item, ensure_ascii=False).encode()) for item in items) < 1_000_000
 
 
 async def test_outbox_keeps_order_and_kinds() -> None:
