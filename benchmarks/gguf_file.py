@@ -22,6 +22,9 @@ from safetensors import safe_open
 FORMATS = {format.name.lower(): format for format in (
     Format.F32, Format.F16, Format.BF16, Format.Q8_0, Format.Q4_0, Format.Q4_1
 )}  # fmt: skip
+FILE_TYPES = {Format.F32: gguf.LlamaFileType.ALL_F32} | {
+    format: gguf.LlamaFileType[f"MOSTLY_{format.name}"] for format in FORMATS.values() if format != Format.F32
+}
 PLAIN = {Format.F32, Format.F16}  # numpy types that the writer describes by itself
 NAMES = {
     "model.embed_tokens": "token_embd",
@@ -54,6 +57,7 @@ def write(model: Path, file: Path, format: Format) -> None:
     if config["architectures"] != ["LlamaForCausalLM"] or not config["tie_word_embeddings"]:
         raise ValueError("only Llama models with tied embeddings can be written")
     writer = gguf.GGUFWriter(file, "llama")
+    writer.add_file_type(FILE_TYPES[format])
     _add_shape(writer, config, model.name)
     _add_tokenizer(writer, model, config)
     for name, weight in _weights(model, config):

@@ -17,7 +17,9 @@ import argparse
 import asyncio
 import datetime
 import json
+import signal
 import statistics
+import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -99,7 +101,7 @@ class Comparison:
     def warm_up(self, running: Running) -> None:
         """Every batch size once, and the shared prefix into the caches of those that have one."""
         for label, workload in WORKLOADS.items():
-            short = replace(workload, requests=workload.concurrency)
+            short = replace(workload, requests=workload.concurrency, output_tokens=8)
             texts = list(load.prompts(self.tokenizer, short, f"{label}, warm-up"))
             asyncio.run(load.run(running.base_url, running.model, texts, short, extra_body=running.peer.body))
 
@@ -206,6 +208,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--name", default=str(datetime.date.today()), help="of the files in benchmarks/results")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that the servers are stopped too
     if arguments.model is None:
         from builder.demo_model import ensure
 
