@@ -41,17 +41,21 @@ def fast_dtype() -> str:
     return "bfloat16" if {"avx512_bf16", "amx_bf16"} & set(about()["flags"]) else "float32"
 
 
-def wait_for_quiet(timeout_s: float = 120.0) -> bool:
-    """Waits until others took less than QUIET_SHARE of the machine for a second. False when that never came."""
+def wait_for_quiet(pid: int | None = None, timeout_s: float = 120.0) -> bool:
+    """Waits until others than `pid` took less than QUIET_SHARE of the machine for a second. False if that never came."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        if psutil.cpu_percent(interval=1.0) / 100 < QUIET_SHARE:
+        with watched(pid) as seen:
+            time.sleep(1)
+        if not seen.too_much:
             return True
     return False
 
 
-def family(pid: int) -> list[psutil.Process]:
+def family(pid: int | None) -> list[psutil.Process]:
     """The process and everything that it started; empty if it is gone."""
+    if pid is None:
+        return []
     try:
         parent = psutil.Process(pid)
         return [parent, *parent.children(recursive=True)]
@@ -95,7 +99,7 @@ class Disturbance:
 
 
 @contextmanager
-def watched(pid: int) -> Iterator[Disturbance]:
+def watched(pid: int | None) -> Iterator[Disturbance]:
     """Measures the CPU time of all processes but `pid`, its family and this one, while the block runs."""
     seen = Disturbance()
     own = psutil.Process()
@@ -106,7 +110,7 @@ def watched(pid: int) -> Iterator[Disturbance]:
     seen.share = max(0.0, others_s) / ((time.monotonic() - started) * (psutil.cpu_count() or 1))
 
 
-def cpu_s(pid: int) -> float:
+def cpu_s(pid: int | None) -> float:
     """CPU seconds of the whole family so far."""
     return float(sum(_of(process, _process_cpu_s) for process in family(pid)))
 

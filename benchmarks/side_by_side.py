@@ -51,7 +51,7 @@ def measure(running: Running, label: str, turn: int, tokenizer: Tokenizer) -> Ro
     workload = WORKLOADS[label]
     for attempt in range(MAX_TRIES):
         texts = list(load.prompts(tokenizer, workload, f"{label}, turn {turn}, attempt {attempt}"))
-        machine.wait_for_quiet()
+        machine.wait_for_quiet(running.pid)
         with machine.watched(running.pid) as seen:
             result = asyncio.run(
                 load.run(running.base_url, running.model, texts, workload, extra_body=running.peer.body)
