@@ -42,7 +42,7 @@ def fast_dtype() -> str:
 
 
 def wait_for_quiet(pid: int | None = None, timeout_s: float = 120.0) -> bool:
-    """Waits until others than `pid` took less than QUIET_SHARE of the machine for a second. False if that never came."""
+    """Waits until others than `pid` took less than QUIET_SHARE of the machine for a second; False if they never did."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         with watched(pid) as seen:
@@ -69,7 +69,8 @@ def rss_bytes(pid: int) -> int:
 
 
 def idle_share(pid: int, seconds: float = 2.0) -> float:
-    """What a server takes of one core while it has nothing to do."""
+    """What a server takes of one core while it has nothing to do; some wait actively for a second or two first."""
+    time.sleep(2)
     before = cpu_s(pid)
     time.sleep(seconds)
     return (cpu_s(pid) - before) / seconds
