@@ -28,7 +28,7 @@ from worker.errors import BadRequest
 from worker.parsers import registry
 from worker.parsers.base import wants
 from worker.parsers.harmony import Harmony
-from worker.parsers.names import HARMONY
+from worker.parsers.names import HARMONY, RESPONSE_TEMPLATE
 from worker.parsers.pipeline import Pipeline
 from worker.parsers.reasoning import FAMILIES
 from worker.parsers.registry import FORMATS, Formats
@@ -81,15 +81,16 @@ class OutputFormats:
         if constraint is not None:
             _check(constraint.spec, constraint.param)
         form, expression = self._calls(request, formats, tools)
-        if form is not None:
-            formats = Formats(form.name, formats.reasoning, formats.response_template)
         spec = None
         if constraint is not None or expression is not None:
-            forced = request.choice_of_tools.kind in ("required", "named")
-            answer = None if constraint is None or forced else constraint.spec
+            if formats.reasoning == RESPONSE_TEMPLATE:  # the constraint holds from the first token: no thoughts come
+                formats = Formats(None, None)
+            if form is not None:
+                formats = Formats(form.name, formats.reasoning)
+            answer = None if constraint is None or request.choice_of_tools.forces else constraint.spec
             param = "tools" if constraint is None else constraint.param
             beginning = Beginning(_text(prompt), _prefill(request))
-            free = answer is None and not forced
+            free = answer is None and not request.choice_of_tools.forces
             spec = self._whole.constrained(formats, beginning, answer, expression, free=free, param=param)
             _check(spec, param)
         return self._readable(request, prompt, formats, tools, spec)
@@ -115,6 +116,7 @@ class OutputFormats:
                 prompt=_text(prompt),
                 prefill=_prefill(request),
                 special_tokens=tuple(self._special) if hide else (),
+                forced=request.choice_of_tools.forces,
             )
 
         first = parser()
@@ -134,8 +136,7 @@ class OutputFormats:
         self, request: ChatCompletionRequest, formats: Formats, tools: tuple[Tool, ...]
     ) -> tuple[Form | None, Expression | None]:
         """(form that calls must have, the constraint on them); None = as the model likes."""
-        choice = request.choice_of_tools
-        forced = choice.kind in ("required", "named")
+        choice, forced = request.choice_of_tools, request.choice_of_tools.forces
         strict = [tool for tool in tools if tool.strict]
         if not tools or not (forced or strict or request.constraint is not None):
             return None, None

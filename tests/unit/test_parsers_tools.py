@@ -258,4 +258,13 @@ class TestHarmony:
 
     def test_plain_text_and_a_cut_header(self) -> None:
         assert tools_in("harmony", "plain text") == ("plain text", "", [])
-        assert tools_in("harmony", "<|channel|>anal") == ("anal", "", [])
+        assert tools_in("harmony", "<|channel|>anal") == ("", "", [])
+        assert tools_in("harmony", "<|channel|>analysis<|message|>hm<|end|><|start|>assi") == ("", "hm", [])
+
+    def test_the_cut_header_of_a_call(self) -> None:
+        """A name that may go on is text, one that is whole a call."""
+        header = "<|channel|>commentary to=functions.f"
+        assert tools_in("harmony", header) == ("commentary to=functions.f", "", [])
+        for more in (" ", " <|constrain|>", " <|constrain|>json<|mess", " <|constrain|>json<|message|>"):
+            assert tools_in("harmony", header + more) == ("", "", [("f", "")]), more
+        assert tools_in("harmony", header + " <|constrain|>json<|message|>{") == ("", "", [("f", "{")])

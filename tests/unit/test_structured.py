@@ -9,7 +9,7 @@ import asyncio
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jsonschema
 import pytest
@@ -20,7 +20,7 @@ from templates import Rendered
 from tests.unit.grammar_driver import GrammarDriver
 from tests.unit.parser_samples import Said, said
 from worker.errors import BadRequest
-from worker.parsers.base import merge
+from worker.parsers.base import ToolCallStart, merge
 from worker.parsers.names import HARMONY
 from worker.parsers.registry import FORMATS, Formats
 from worker.prompts import Prompt
@@ -268,6 +268,74 @@ class TestForcedCalls:
         assert error.param == "tools[1].function.parameters" and error.code == "invalid_json_schema"
         assert place in error.message
         assert plan("hermes", tools=broken).grammar is None, "free calls need no schema"
+
+
+class TestCutForcedCalls:
+    """A forced call that the token limit cuts anywhere."""
+
+    CHOICES = ("required", {"type": "function", "function": {"name": "get"}})
+    PLACE: ClassVar = {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "n": {"type": "integer"}},
+        "required": ["city"],
+    }
+    TOOLS: ClassVar = [  # one name is the beginning of the other
+        {"type": "function", "function": {"name": "get_weather", "parameters": PLACE}},
+        {"type": "function", "function": {"name": "get", "parameters": PLACE}},
+    ]
+
+    def whole(self, form: str, choice: Any, react: bool) -> tuple[OutputPlan, str, list[tuple[str, str]]]:
+        """A plan, and one call as it is written under it."""
+        renamed = form in SPECIAL
+        made = plan(form, tools=self.TOOLS, tool_choice=choice, renamed=renamed, react=react, parallel_tool_calls=False)
+        for text in outputs(made, renamed, rounds=12):
+            _, _, calls = read(made, text)
+            if len(calls) == 1 and calls[0][1] != "{}" and "get" not in calls[0][1] and "<|end|>" not in text:
+                return made, text, calls
+        raise AssertionError("no output with arguments")
+
+    @pytest.mark.parametrize("form", [*FORMS, "react"])
+    @pytest.mark.parametrize("choice", CHOICES, ids=["required", "named"])
+    def test_it_is_a_call_as_soon_as_its_name_is_whole_and_never_text(self, form: str, choice: Any) -> None:
+        made, text, ((name, arguments),) = self.whole(form, choice, form == "react")
+        name_ends = text.index(name) + len(name)
+        for end in range(len(text) + 1):
+            content, _, calls = read(made, text[:end])
+            assert content == "", text[:end]
+            if end <= name_ends:
+                assert calls == [], text[:end]
+            else:
+                ((called, begun),) = calls
+                assert called == name and arguments.startswith(begun), text[:end]
+
+    @pytest.mark.parametrize("form", FORMS)
+    def test_the_second_of_two(self, form: str) -> None:
+        """The first stays; of the second, what is there."""
+        renamed = form in SPECIAL
+        made = plan(form, tools=self.TOOLS, tool_choice="required", renamed=renamed)
+        texts = [text for text in outputs(made, renamed, rounds=12) if len(read(made, text)[2]) > 1]
+        if form in (HARMONY, "internlm", "kimi_k2", "gigachat3"):  # one call an answer
+            assert not texts
+            return
+        text = min(texts, key=len)
+        whole = read(made, text)[2]
+        for end in range(len(text)):
+            content, _, calls = read(made, text[:end])
+            assert content == "" and [name for name, _ in calls] == [name for name, _ in whole[: len(calls)]]
+            assert all(done == begun for done, begun in zip(whole, calls[:-1], strict=False))
+
+    def test_thoughts_before_it_stay_thoughts(self) -> None:
+        made = plan("hermes", "think", tools=self.TOOLS, tool_choice="required")
+        assert read(made, "<think>hm") == ("", "hm", [])
+        assert read(made, "<think>hm</think>\n<tool_c") == ("", "hm", [])
+        assert read(made, '<think>hm</think>\n<tool_call>\n{"name": "get", "ar') == ("", "hm", [("get", "")])
+
+    def test_ids_have_the_formats_form(self) -> None:
+        made = plan("kimi_k2", tools=self.TOOLS, tool_choice="required", renamed=True)
+        assert made.parser is not None
+        parser = made.parser()
+        (start,) = parser.feed("<|tool_calls_section_begin|><|tool_call_begin|>functions.get:0") + parser.close()
+        assert isinstance(start, ToolCallStart) and start.id == "functions.get:0"
 
 
 class TestFreeCalls:

@@ -38,6 +38,10 @@ class ChatRules:
             yield delta
 
     @property
+    def must_call(self) -> bool:
+        return self.request.choice_of_tools.forces
+
+    @property
     def several_calls(self) -> bool:
         return self.request.parallel_tool_calls and not self.request.legacy_functions
 
@@ -66,7 +70,11 @@ class ChatRules:
 
 
 class StreamedChat:
-    """role (once a choice) -> echo -> deltas ... -> finish with the last delta -> usage -> [DONE]"""
+    """role (once a choice) -> echo -> deltas ... -> finish with the last delta -> usage -> [DONE]
+
+    The role's chunk has a content: "" before text, null before calls and thoughts. Where that is not known from the
+    request, a choice's steps wait until there is something to show.
+    """
 
     def __init__(self, rules: ChatRules, prompt: Prompt) -> None:
         options = rules.request.stream_options
@@ -76,14 +84,23 @@ class StreamedChat:
         self._include_usage = options is not None and options.include_usage
         self._running_usage = options is not None and options.continuous_usage_stats
         self._chunks = Chunks(rules.frame.head, include_usage=self._include_usage)
-        self._started = False
+        self._begun: set[int] = set()  # choices whose role was told
+        self._waiting: dict[int, list[Step]] = {}  # steps of the others
 
     def step(self, index: int, step: Step) -> None:
-        if not self._started:
-            self._started = True
-            self._begin()
+        shown = list(self._rules.shown(index, step.deltas))
+        if index not in self._begun:
+            if not (shown or step.finish or self._rules.must_call or self._rules.echo):
+                self._waiting.setdefault(index, []).append(step)
+                return
+            self._begin(index, shown[0] if shown else None)
+            for earlier in self._waiting.pop(index, ()):
+                self._tell(index, earlier, [])
+        self._tell(index, step, shown)
+
+    def _tell(self, index: int, step: Step, shown: list[Delta]) -> None:
         rules = self._rules
-        deltas = [self._delta(delta) for delta in rules.shown(index, step.deltas)]
+        deltas = [self._delta(delta) for delta in shown]
         logprobs, token_ids = rules.logprobs(step), rules.token_ids(step)
         if not deltas and step.finish is None and not logprobs and not token_ids:
             return
@@ -104,17 +121,19 @@ class StreamedChat:
             self._frame.send(sse.event(self._chunks.usage(self._frame.usage())))
         self._frame.send(sse.DONE)
 
-    def _begin(self) -> None:
-        request = self._rules.request
-        for index in range(request.n):
-            first = index == 0
-            self._send(
-                chunks.delta_choice(index, chunks.role_delta(self._rules.role)),
-                prompt_token_ids=list(self._prompt.ids) if first and request.return_token_ids else None,
-                prompt_text=self._prompt.text if first and request.return_prompt_text else None,
-            )
-        for index in range(request.n if self._rules.echo else 0):
-            self._send(chunks.delta_choice(index, chunks.content_delta(self._rules.echo)))
+    def _begin(self, index: int, shown: Delta | None) -> None:
+        """Tells the role of a choice that shows this first, or nothing at all."""
+        request, rules = self._rules.request, self._rules
+        has_text = bool(rules.echo) or isinstance(shown, Content) or (shown is None and not rules.must_call)
+        first = not self._begun
+        self._begun.add(index)
+        self._send(
+            chunks.delta_choice(index, chunks.role_delta(rules.role, "" if has_text else None)),
+            prompt_token_ids=list(self._prompt.ids) if first and request.return_token_ids else None,
+            prompt_text=self._prompt.text if first and request.return_prompt_text else None,
+        )
+        if rules.echo:
+            self._send(chunks.delta_choice(index, chunks.content_delta(rules.echo)))
 
     def _send(self, choice: dict[str, Any], **extra: Any) -> None:
         usage = self._frame.usage() if self._running_usage else None
@@ -192,7 +211,7 @@ class WholeChat:
         legacy = rules.request.legacy_functions
         content = rules.echo + "".join(choice.content)
         message = responses.chat_message(
-            content if content or not (calls or choice.reasoning) else None,
+            content if content or not (calls or choice.reasoning or rules.must_call) else None,
             role=rules.role,
             reasoning="".join(choice.reasoning),
             tool_calls=[responses.tool_call(*call) for call in calls] if not legacy else None,

@@ -27,9 +27,11 @@ class Harmony(Machine):
     markers = frozenset((_CHANNEL, _MESSAGE, _START, _CONSTRAIN, *_ENDS))
     shape = Shape(f"{_CHANNEL}commentary to=functions.NAME {_CONSTRAIN}json{_MESSAGE}", "<|call|>", many=False)
 
-    def __init__(self, tools: Tools) -> None:
+    def __init__(self, tools: Tools, *, forced: bool = False) -> None:
+        """`forced`: a call must come, so that the beginning of one is no text."""
         super().__init__()
         self.tools = tools
+        self._forced = forced
         self.count = 0
         self._separator: dict[type[Content] | type[Reasoning], str] = {Content: "", Reasoning: ""}
 
@@ -43,10 +45,10 @@ class Harmony(Machine):
                 yield from self._message(text)
                 header, first = [], False
             elif first and _CHANNEL not in text:
-                self._say(Content, text)  # no header at all
+                self._say(Content, "" if self._forced else text)  # no header at all
                 header, first = [], mark is None
-            elif mark != _START and text.strip():
-                self._say(Content, _bare(text))  # a header that was cut
+            elif mark != _START:
+                self._cut_header(text)
             if mark is None:
                 return
             if mark == _START:
@@ -71,20 +73,34 @@ class Harmony(Machine):
         if end == _START:
             self.source.unread(end)
 
+    def _cut_header(self, text: str) -> None:
+        """A header without a message. Of a call whose name is whole it is the beginning; to nobody, it says nothing."""
+        recipient = _RECIPIENT.search(text)
+        if recipient and recipient[1] in self.tools and recipient.end() < len(text):
+            self._begin(recipient[1])
+        elif recipient and not self._forced:
+            self._say(Content, _bare(text))
+
+    def _begin(self, name: str) -> int:
+        """Announces a call. -> its index"""
+        index, self.count = self.count, self.count + 1
+        self.emit(ToolCallStart(index, f"call_{secrets.token_hex(12)}", name))
+        return index
+
     def _call(self, name: str) -> Steps[bool]:
         """A call with the arguments that come next. -> False if they are no JSON object."""
         self.source.mark()
         yield from self.source.space()
         char = yield from self.source.peek()
         empty = (yield from self.source.one_of(_ENDS)) is not None
-        if not empty and char != "{":
+        if not empty and char not in ("{", ""):
             self.source.rewind()
             return False
         self.source.forget()
-        index, self.count = self.count, self.count + 1
-        self.emit(ToolCallStart(index, f"call_{secrets.token_hex(12)}", name))
-        if empty:
-            self.emit(ToolCallArgs(index, "{}"))
+        index = self._begin(name)
+        if empty or not char:
+            if empty:
+                self.emit(ToolCallArgs(index, "{}"))
             return True
 
         def args(fragment: str) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from worker.parsers.base import Parser, wants
+from worker.parsers.forced import ForcedCalls
 from worker.parsers.harmony import Harmony
 from worker.parsers.names import (
     BY_MODEL_TYPE,
@@ -149,21 +150,23 @@ def pipeline(
     prompt: str = "",
     prefill: str = "",
     special_tokens: tuple[str, ...] = (),
+    forced: bool = False,
 ) -> Pipeline:
     """The parser of one output. `tools`: those that may be called, {} = none. `prompt`: the rendered prompt; `prefill`:
-    its end, if that is a begun answer. `special_tokens`: texts of the tokenizer's, those that show are removed."""
+    its end, if that is a begun answer. `special_tokens`: texts of the tokenizer's, those that show are removed.
+    `forced`: a constraint has calls written in the format's shape."""
     if formats.tool == RESPONSE_TEMPLATE or formats.reasoning == RESPONSE_TEMPLATE:
         stages: dict[str, Any] = {"tools": ResponseTemplateParser(formats.response_template, tools, prompt)}
     elif HARMONY in (formats.tool, formats.reasoning):
-        stages = {"tools": Harmony(tools)}
+        stages = {"tools": Harmony(tools, forced=forced)}
     else:
-        stages = _stages(formats, tools, prompt, prefill)
+        stages = _stages(formats, tools, prompt, prefill, forced)
     seen = [parser for parser in stages.values() if parser is not None]
     hidden = tuple(token for token in special_tokens if any(wants(parser, token) for parser in seen))
     return Pipeline(**stages, hidden=hidden)
 
 
-def _stages(formats: Formats, tools: Tools, prompt: str, prefill: str) -> dict[str, Any]:
+def _stages(formats: Formats, tools: Tools, prompt: str, prefill: str, forced: bool) -> dict[str, Any]:
     kind = FORMATS[formats.tool] if tools and formats.tool else None
     reasoning = None
     if formats.reasoning is not None:
@@ -175,7 +178,10 @@ def _stages(formats: Formats, tools: Tools, prompt: str, prefill: str) -> dict[s
             tool_starts=kind.opens + kind.starts if kind else (),
             trial=trial,
         )
-    return {"reasoning": reasoning, "tools": kind(tools) if kind else None}
+    calls: Parser | None = kind(tools) if kind else None
+    if forced and isinstance(calls, ToolParser) and calls.shape is not None:
+        calls = ForcedCalls(calls, calls.shape)
+    return {"reasoning": reasoning, "tools": calls}
 
 
 def _first(marks: tuple[tuple[str, str], ...], text: str) -> str | None:

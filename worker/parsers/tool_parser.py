@@ -71,7 +71,8 @@ class ToolParser(Machine):
         raise NotACall
         yield
 
-    def new_id(self) -> str:
+    def new_id(self, name: str) -> str:
+        """Of the next call, which is one of `name`."""
         return f"call_{secrets.token_hex(12)}"
 
     def run(self) -> Steps[None]:
@@ -123,7 +124,7 @@ class ToolParser(Machine):
         self.source.commit()
         self._space.take()
         self._after_call = True
-        self.emit(ToolCallStart(self.count, call_id or self.new_id(), name))
+        self.emit(ToolCallStart(self.count, call_id or self.new_id(name), name))
         self.count += 1
 
     def args(self, fragment: str) -> None:

@@ -68,8 +68,9 @@ def delta_choice(
     return choice
 
 
-def role_delta(role: str = "assistant") -> dict[str, Any]:
-    return {"role": role, "content": "", "refusal": None}
+def role_delta(role: str = "assistant", content: str | None = "") -> dict[str, Any]:
+    """`content` is None where no text comes first: the answer may be calls alone, whose content is null."""
+    return {"role": role, "content": content, "refusal": None}
 
 
 def content_delta(text: str) -> dict[str, Any]:

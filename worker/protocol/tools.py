@@ -34,6 +34,11 @@ class ToolChoice:
     name: str | None = None
     allowed: tuple[str, ...] | None = None
 
+    @property
+    def forces(self) -> bool:
+        """Whether the answer must be a call."""
+        return self.kind in ("required", "named")
+
 
 def normal_tools(value: Any) -> tuple[Tool, ...]:
     """The `tools` array."""

@@ -23,6 +23,9 @@ class KimiK2(ToolParser):
         many=False,  # the index counts up
     )
 
+    def new_id(self, name: str) -> str:
+        return f"functions.{name}:{self.count}"
+
     def call(self, start: str) -> Steps[None]:
         head: list[str] = []
         if (yield from self.source.until((*self.inner, *self.ends), head.append)) not in self.inner:

@@ -18,7 +18,7 @@ class Mistral(ToolParser):
     inner = ("[ARGS]", "[CALL_ID]")
     shape = Shape('{"name": "NAME", "arguments": ', "}", first="[TOOL_CALLS][", between=", ", last="]")
 
-    def new_id(self) -> str:
+    def new_id(self, name: str) -> str:
         return "".join(secrets.choice(_ALPHABET) for _ in range(9))
 
     def call(self, start: str) -> Steps[None]:
