@@ -63,7 +63,7 @@ def run_peer(name: str, model: Path, labels: list[str], dtype: str, threads: int
     task = {
         "engine": name,
         "model": str(model),
-        "gguf": str(gguf_file.ensure(model, CACHE / "gguf", "f32")),  # OpenVINO's reader takes no bf16
+        "gguf": str(gguf_file.ensure(model, CACHE / "gguf", "f16")),  # OpenVINO's reader takes no bf16
         "dtype": dtype,
         "threads": threads,
         "workloads": {

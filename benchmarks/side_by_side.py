@@ -19,7 +19,6 @@ import datetime
 import json
 import signal
 import statistics
-import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -208,13 +207,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--name", default=str(datetime.date.today()), help="of the files in benchmarks/results")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that the servers are stopped too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the servers are stopped too
     if arguments.model is None:
         from builder.demo_model import ensure
 
         arguments.model = ensure(print)
     comparison = Comparison(arguments.model, dtype=arguments.dtype, threads=arguments.threads)
-    compare(arguments.peers, arguments.workloads, arguments.repeats, comparison)
+    try:
+        compare(arguments.peers, arguments.workloads, arguments.repeats, comparison)
+    except KeyboardInterrupt:
+        print("stopped; this is what was measured until now")
     about = {
         "date": str(datetime.date.today()),
         "machine": machine.about(),
