@@ -111,7 +111,7 @@ class RequestId:
         state["request_id"] = given if _HEADER_SAFE.fullmatch(given) else uuid.uuid4().hex
 
         async def with_id(message: Message) -> None:
-            if message["type"] == "http.response.start" and _HEADER_SAFE.fullmatch(str(state["request_id"])):
+            if message["type"] == "http.response.start" and _HEADER_SAFE.fullmatch(state["request_id"]):
                 message["headers"] = [*message["headers"], (b"x-request-id", state["request_id"].encode())]
             await send(message)
 

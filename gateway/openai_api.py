@@ -63,9 +63,11 @@ class OpenAiApi:
         optional = route.name == "/reset_prefix_cache"
         body, value = await read_json(receive, headers, MAX_BODY_BYTES, optional=optional)
         extra = _from_headers(headers)
-        if "request_id" not in extra and value.get("request_id") is None:
+        own = value.get("request_id")
+        if "request_id" not in extra and own is None:
             extra["request_id"] = scope["state"]["request_id"]
-        scope["state"]["request_id"] = extra.get("request_id", value.get("request_id"))
+        elif "request_id" in extra or isinstance(own, str):  # anything else is for the worker to refuse
+            scope["state"]["request_id"] = extra.get("request_id", own)
         priority = extra.get("priority", value.get("priority"))
         job.priority = priority if isinstance(priority, int) and not isinstance(priority, bool) else 0
         streams = route.streams and value.get("stream") is True

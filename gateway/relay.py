@@ -1,8 +1,8 @@
 """A job's output as one HTTP answer: the first output decides what kind of answer it is.
 
-A stream that waits in the queue gets a comment now and then, so that proxies keep its connection: the first one
-commits it to status 200 and events, and an error that comes later is an event. Once a worker has it, the comments are
-the worker's business.
+A stream without any output yet, in the queue or at a worker, gets a comment now and then, so that proxies keep its
+connection: the first one commits it to status 200 and events, and an error that comes later is an event. Between
+outputs the comments are the worker's business.
 
 an error before any output    its HTTP status and body, whether a stream was asked for or not
 text of server-sent events    relayed as it comes; a failure later becomes an error event, then [DONE]
@@ -22,7 +22,7 @@ from starlette.types import Send
 from gateway import jsontext
 from gateway.asgi import ClientGone, respond
 from gateway.envelope import Failure
-from gateway.job import Job, Status
+from gateway.job import Job
 from worker.errors import InternalError
 
 log = logging.getLogger("gateway")
@@ -42,11 +42,11 @@ async def answer(
 ) -> bool:
     """Sends the answer, from the first output to the end; true then. Raises ClientGone where the reader has stalled.
 
-    `keep_alive_s`: of a stream, seconds in the queue from one comment to the next; 0 = none.
+    `keep_alive_s`: of a stream, seconds from one comment to the next until there is output; 0 = none.
     """
     began = False
     while not job.chunks and not job.status.final:
-        if await _changed(job, keep_alive_s if job.status is Status.IN_QUEUE else 0):
+        if await _changed(job, keep_alive_s):
             continue
         if not began:
             await _begin_stream(send, {})

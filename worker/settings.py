@@ -248,7 +248,7 @@ class GatewaySettings:
         help="Requests in any 10 seconds before new ones are refused with 429; 0 = no limit.")
     # fmt: on
 
-    keep_alive_s: float = 15.0  # the worker's KEEP_ALIVE_S, for streams that no worker has taken yet
+    keep_alive_s: float = 15.0  # the worker's KEEP_ALIVE_S, for streams that have no output yet
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> GatewaySettings:

@@ -86,6 +86,9 @@ def test_headers_that_matter_go_into_the_body_and_the_id_comes_back(echo: Served
     unnamed = chat(echo, messages=MESSAGES)
     got = json.loads(unnamed.json()["choices"][0]["message"]["content"])["openai_input"]
     assert unnamed.headers["x-request-id"] == got["request_id"]
+    wrong = chat(echo, messages=MESSAGES, request_id=5)  # for the worker to refuse
+    got = json.loads(wrong.json()["choices"][0]["message"]["content"])["openai_input"]
+    assert got["request_id"] == 5 and wrong.headers["x-request-id"]
 
 
 def test_an_error_before_any_output_is_an_http_error_even_for_a_stream(echo: Served) -> None:
