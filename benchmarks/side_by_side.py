@@ -57,14 +57,18 @@ def measure(running: Running, label: str, turn: int, tokenizer: Tokenizer) -> Ro
             )
         if not seen.too_much:
             break
+    return row(running.peer.name, label, turn, result, seen, machine.rss_bytes(running.pid))
+
+
+def row(name: str, label: str, turn: int, result: load.Result, seen: machine.Disturbance, rss_bytes: int) -> Row:
     return {
-        "peer": running.peer.name,
-        "workload": label,
-        "turn": turn,
         **result.as_json(),
+        "peer": name,
+        "workload": label,  # WORKLOADS says what it is
+        "turn": turn,
         "others_share": seen.share,
         "server_cpu_s": seen.server_cpu_s,
-        "server_rss_bytes": machine.rss_bytes(running.pid),
+        "server_rss_bytes": rss_bytes,
     }
 
 
@@ -108,14 +112,14 @@ class Comparison:
         for label in labels:
             for running in list(self.servers):
                 try:
-                    row = self.measure(running, label, number)
+                    measured = self.measure(running, label, number)
                 except load.LoadError as error:
                     self._leave_out(running.peer.name, error)
                     continue
-                self.rows.append(row)
+                self.rows.append(measured)
                 print(
-                    f"  turn {number}  {label:14} {running.peer.name:20} {row['output_tokens_per_s']:8.1f} tokens/s"
-                    f"  (others took {row['others_share']:.1%})",
+                    f"  turn {number}  {label:14} {running.peer.name:20} {measured['output_tokens_per_s']:8.1f}"
+                    f" tokens/s  (others took {measured['others_share']:.1%})",
                     flush=True,
                 )
 

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from benchmarks import gguf_file, load, side_by_side
 from benchmarks.load import LoadError, Workload
+from benchmarks.machine import Disturbance
 
 
 async def serve(output_tokens: int, prompt_tokens: int = 127) -> tuple[web.AppRunner, str]:
@@ -71,3 +72,17 @@ def test_rotary_halves_become_pairs_in_a_gguf_file() -> None:
     rows = np.arange(2 * 8)[:, None] * np.ones((1, 3))  # 2 heads of 8 rows, each row holds its number
     paired = gguf_file._paired(rows, heads=2)
     assert paired[:, 0].tolist() == [0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15]
+
+
+async def test_a_measurement_becomes_a_row_of_the_tables() -> None:
+    runner, url = await serve(64)
+    try:
+        result = await load.run(url, "model", ["text"] * 4, Workload(concurrency=2, requests=4))
+    finally:
+        await runner.cleanup()
+    seen = Disturbance(share=0.01, server_cpu_s=0.5)
+    rows = [side_by_side.row(name, "8 streams", 1, result, seen, rss_bytes=2**20) for name in ("worker-paged", "a")]
+    about = {name: {"version": "1", "start_s": 2.0, "idle_share": 0.0} for name in ("worker-paged", "a")}
+    text = side_by_side.tables(rows, about)
+    assert "| **worker-paged / best peer** | 1.00 (1.00-1.00) |" in text
+    assert "| a | 1 | 2.0 | 1 | 0.0% |" in text
