@@ -43,7 +43,8 @@ class EarlyAnswers:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        missing = any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
+        headers = Headers(scope=scope)
+        missing = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
 
         async def noting() -> Message:
             nonlocal missing

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gateway import routes
+from gateway.asgi import respond
 from gateway.console import Console, ready_text
 from gateway.listening import Failed, open_socket, origin_of, reachable
+from gateway.middleware import EarlyAnswers
 from gateway.sdk_environment import worker_environment
 from worker.errors import MethodNotAllowed, RouteNotFound
 
@@ -32,6 +36,43 @@ def test_other_paths(path: str) -> None:
 def test_the_wrong_method_is_told_from_the_wrong_path() -> None:
     with pytest.raises(MethodNotAllowed, match="takes POST, not GET"):
         routes.find("GET", "/v1/completions")
+
+
+@pytest.mark.parametrize(
+    ("headers", "parts", "read", "closes"),
+    [
+        ([(b"content-length", b"9")], 3, False, True),
+        ([(b"transfer-encoding", b"chunked")], 3, False, True),
+        ([(b"content-length", b"9")], 3, True, False),
+        ([(b"content-length", b"0")], 1, False, False),
+        ([], 1, False, False),
+    ],
+)
+async def test_an_answer_before_the_body_is_sent_at_once_and_the_rest_is_thrown_away(
+    headers: Any, parts: int, read: bool, closes: bool
+) -> None:
+    events: list[str] = []
+    incoming = [{"type": "http.request", "body": b"abc", "more_body": n < parts - 1} for n in range(parts)]
+
+    async def receive() -> Any:
+        events.append("read")
+        return incoming.pop(0) if incoming else {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        events.append(message["type"].rsplit(".", 1)[1] + (" more" if message.get("more_body") else ""))
+        if message["type"] == "http.response.start":
+            assert ((b"connection", b"close") in message["headers"]) == closes
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while read and (await receive())["more_body"]:
+            pass
+        await respond(send, 413, b"no")
+
+    await EarlyAnswers(app)({"type": "http", "headers": headers}, receive, send)
+    if closes:
+        assert events == ["start", "body more", *["read"] * parts, "body"]
+    else:
+        assert events == [*["read"] * (parts if read else 0), "start", "body"]
 
 
 def test_a_long_path_is_not_echoed_whole() -> None:
