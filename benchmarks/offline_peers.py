@@ -76,7 +76,8 @@ def run_peer(name: str, model: Path, labels: list[str], dtype: str, threads: int
         },
     }
     python = HOMES[name].programs / "python"
-    output = _call([str(python), str(ROOT / "benchmarks" / "offline_engines.py")], json.dumps(task))
+    # -P: this folder has a module called profile, which must not hide Python's own.
+    output = _call([str(python), "-P", str(ROOT / "benchmarks" / "offline_engines.py")], json.dumps(task))
     speeds = {}
     for label, found in json.loads(output.splitlines()[-1])["workloads"].items():
         workload = WORKLOADS[label]
