@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from engine.bounds import GrammarError, check_pattern, pattern_size
+from engine.finite import endless_reference
 
 MAX_DEPTH = 100  # nested brackets of the schema's JSON text
 MAX_REFERENCES = 1000  # different references
@@ -68,6 +69,8 @@ def bounded(schema: Any) -> dict[str, Any]:
     checked = walk.schema(schema, "")
     if len(walk.references) > MAX_REFERENCES or len(walk.references) * depth > MAX_REFERENCED_DEPTH:
         raise GrammarError(f"has too many references ({len(walk.references)}) for its depth ({depth})")
+    if (where := endless_reference(checked, walk.references)) is not None:
+        raise GrammarError("refers to what has no finite value: it must contain itself", where)
     if checked is False:
         raise GrammarError("false allows nothing")
     options = _options(schema.get(_OPTIONS) if isinstance(schema, dict) else None)
@@ -93,7 +96,7 @@ class _Walk:
     """One pass over a schema, counting."""
 
     def __init__(self) -> None:
-        self.references: set[str] = set()
+        self.references: dict[str, str] = {}  # with the place of the first use
         self._schemas = 0
         self._values = 0
 
@@ -180,7 +183,7 @@ class _Walk:
             raise GrammarError(f"must be a string, got {_kind(value)}", where)
         if not value.startswith("#"):
             raise GrammarError("only references inside the schema (#/...) are supported", where)
-        self.references.add(value)
+        self.references.setdefault(value, where.removesuffix("/$ref"))
 
 
 def _without_trivial_minimum(schema: dict[str, Any], where: str) -> dict[str, Any]:

@@ -102,7 +102,8 @@ def check_kwargs(kwargs: Mapping[str, Any]) -> None:
     """Raises TemplateError for names that are the renderer's own."""
     for name in kwargs:
         if name in RESERVED_KWARGS:
-            raise TemplateError(f"chat_template_kwargs.{name} is not allowed: the name is reserved")
+            param = f"chat_template_kwargs.{name}"
+            raise TemplateError(f"{param} is not allowed: the name is reserved", param)
 
 
 def _today() -> str:
@@ -134,7 +135,8 @@ def _moment(value: Any) -> datetime | None:
     try:
         return datetime.fromisoformat(value)
     except (TypeError, ValueError):
-        raise TemplateError("chat_template_kwargs.now must be a date such as 2025-01-31") from None
+        param = "chat_template_kwargs.now"
+        raise TemplateError(f"{param} must be a date such as 2025-01-31", param) from None
 
 
 def _size(value: Any) -> int:

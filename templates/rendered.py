@@ -10,6 +10,11 @@ from typing import Any
 class TemplateError(ValueError):
     """A chat cannot be rendered, or a template cannot be used. The message is for the client (or the operator)."""
 
+    def __init__(self, message: str, param: str | None = None) -> None:
+        """`param`: what is to blame, if that is not the messages."""
+        super().__init__(message)
+        self.param = param
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:

@@ -94,7 +94,10 @@ class ChatTemplates:
     def replaced(self, template: str) -> ChatTemplates:
         """The same model with another template: the name of one of its own, or a template's text."""
         source = self._files.templates.get(template) or custom_source(template, paths=False)
-        return ChatTemplates(self._files, {"default": source}, why="the request's own chat_template")
+        try:
+            return ChatTemplates(self._files, {"default": source}, why="the request's own chat_template")
+        except TemplateError as error:
+            raise TemplateError(str(error), "chat_template") from None
 
     def render(
         self,

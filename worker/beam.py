@@ -216,11 +216,11 @@ class BeamGeneration:
         try:
             beams = await BeamSearch(self._options, request.params, stop_finder, self._grammar).run(expand)
         except GrammarError as error:
-            raise BadRequest(error.message, code="invalid_grammar") from None
+            raise BadRequest(error.message, param=choices[0].grammar_param, code="invalid_grammar") from None
         for place, (choice, beam) in enumerate(zip(choices, beams, strict=False)):
             output = replace(beam.output(request.id), prompt_logprobs=first[0].prompt_logprobs)
             on_step(start + place, choice.take(output, first[0].cached_tokens))
-            self.timing.note(start + place, len(beam.token_ids))
+            self.timing.note(start + place, len(beam.token_ids), first[0])
 
     def _num_tops(self, request: Request) -> int:
         return max(2 * self._options.width, request.params.logprobs or 0)
@@ -249,5 +249,5 @@ class BeamGeneration:
         outputs = [output async for output in self._client.submit(step)]
         self._live.discard(step.id)
         if outputs[-1].finish in (FinishReason.ERROR, FinishReason.ABORT):
-            raise engine_error(outputs[-1])
+            raise engine_error(outputs[-1], None)
         return next(output for output in outputs if output.logprobs)

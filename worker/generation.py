@@ -33,6 +33,7 @@ class Candidate:
     request: Request
     pipeline: OutputPipeline
     prompt_index: int = 0
+    grammar_param: str | None = None  # the request's field that the grammar comes from
     num_tokens: int = 0
     reasoning_tokens: int = 0
     cached_tokens: int | None = None
@@ -114,7 +115,7 @@ class Generation:
         async for output in self._client.submit(candidate.request):
             if output.finish in (FinishReason.ERROR, FinishReason.ABORT):
                 self._live.discard(request_id)
-                raise engine_error(output)
+                raise engine_error(output, candidate.grammar_param)
             step = candidate.take(output, output.cached_tokens)
             if step.token_ids:
                 self.timing.note(index, len(step.token_ids), output)
@@ -168,8 +169,8 @@ def mean_logprob(steps: Sequence[Step]) -> float:
     return math.fsum(values) / len(values) if values else -math.inf
 
 
-def engine_error(output: SequenceOutput) -> WorkerError:
-    """What a client is told where the engine gave a sequence up."""
+def engine_error(output: SequenceOutput, grammar_param: str | None) -> WorkerError:
+    """What a client is told where the engine gave a sequence up; `grammar_param` is to blame if its grammar failed."""
     error = output.error or RequestError("aborted", "the server gave up this request before it was answered")
     match error.code:
         case "queue_full":
@@ -177,7 +178,7 @@ def engine_error(output: SequenceOutput) -> WorkerError:
         case "prompt_too_long":
             return ContextLength(error.message)
         case "grammar_failed":
-            return BadRequest(error.message, code="invalid_grammar")
+            return BadRequest(error.message, param=grammar_param, code="invalid_grammar")
         case "engine_dead" | "aborted":
             return Unavailable(error.message)
         case _:

@@ -145,7 +145,7 @@ class PromptBuilder:
             )
             return rendered, None if templates is self.templates else templates.stop
         except TemplateError as error:
-            raise BadRequest(str(error), param="messages", code="template_error") from None
+            raise BadRequest(str(error), param=error.param or "messages", code="template_error") from None
 
     def _shown_tools(self, request: TemplateFields) -> tuple[Tool, ...]:
         if not isinstance(request, ChatCompletionRequest):

@@ -150,7 +150,7 @@ class Answer:
         try:
             grammar = await asyncio.to_thread(self._model.grammars.compile, plan.grammar)
         except GrammarError as error:
-            raise BadRequest(error.message, code="invalid_grammar") from None
+            raise BadRequest(error.message, param=plan.param, code="invalid_grammar") from None
         grammar.stop_ids = params.stop_token_ids
         return BeamGrammar(grammar, self._model.sampling.vocab_size)
 
@@ -184,6 +184,7 @@ class Answer:
                 ),
                 self._pipeline(request, prompt, plan),
                 place,
+                plan.param,
             )
             for place, prompt in enumerate(prompts)
             for choice in range(per_prompt)

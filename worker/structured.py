@@ -51,6 +51,7 @@ class OutputPlan:
     grammar: GrammarSpec | None = None
     parser: Callable[[], Pipeline] | None = None  # makes one for each choice; None: the text as it stands
     keep: frozenset[str] = frozenset()  # special tokens that must reach the parser
+    param: str | None = None  # the field that asked for the grammar, for errors of the engine
 
 
 class OutputFormats:
@@ -67,7 +68,7 @@ class OutputFormats:
         if constraint is None:
             return OutputPlan()
         await asyncio.to_thread(_check, constraint.spec, constraint.param)
-        return OutputPlan(constraint.spec)
+        return OutputPlan(constraint.spec, param=constraint.param)
 
     async def plan(self, request: ChatCompletionRequest, prompt: Prompt) -> OutputPlan:
         """Of a chat. Raises BadRequest. What has to be compiled is, on another thread: it can take a second."""
@@ -81,19 +82,22 @@ class OutputFormats:
         if constraint is not None:
             _check(constraint.spec, constraint.param)
         form, expression = self._calls(request, formats, tools)
-        spec = None
+        spec = param = None
         if constraint is not None or expression is not None:
             if formats.reasoning == RESPONSE_TEMPLATE:  # the constraint holds from the first token: no thoughts come
                 formats = Formats(None, None)
             if form is not None:
                 formats = Formats(form.name, formats.reasoning)
-            answer = None if constraint is None or request.choice_of_tools.forces else constraint.spec
-            param = "tools" if constraint is None else constraint.param
+            forced = request.choice_of_tools.forces
+            param = "functions" if request.legacy_functions else "tools"
+            answer = None
+            if constraint is not None and not forced:
+                param, answer = constraint.param, constraint.spec
             beginning = Beginning(_text(prompt), _prefill(request))
-            free = answer is None and not request.choice_of_tools.forces
+            free = answer is None and not forced
             spec = self._whole.constrained(formats, beginning, answer, expression, free=free, param=param)
             _check(spec, param)
-        return self._readable(request, prompt, formats, tools, spec)
+        return self._readable(request, prompt, formats, tools, spec, param)
 
     def _readable(
         self,
@@ -102,10 +106,11 @@ class OutputFormats:
         formats: Formats,
         tools: tuple[Tool, ...],
         spec: GrammarSpec | None,
+        param: str | None,
     ) -> OutputPlan:
         """The plan with a parser for what the model writes."""
         if not tools and formats.reasoning is None and formats.tool != HARMONY:
-            return OutputPlan(spec)
+            return OutputPlan(spec, param=param)
         schemas = _schemas(tools)
         hide = request.skip_special_tokens
 
@@ -120,7 +125,8 @@ class OutputFormats:
             )
 
         first = parser()
-        return OutputPlan(spec, parser, frozenset(token for token in self._special if wants(first, token)))
+        keep = frozenset(token for token in self._special if wants(first, token))
+        return OutputPlan(spec, parser, keep, param)
 
     def _formats(self, with_tools: bool, prompt: Prompt) -> Formats:
         formats = self.formats

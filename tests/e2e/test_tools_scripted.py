@@ -39,16 +39,31 @@ SAID = {
     "opened thought": "step 1</think>\n\n42",
     "half a tag": "<think>not yet </th",
     "plain": "bye <",
+    "nothing": "",
+    "constrained call": '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>',
 }
+# What a constraint has models write, up to where the token limit cuts it.
+CUT = [
+    '<tool_call>\n{"name": "f", "arguments": {"a": "wo',
+    '<tool_call>\n{"name": "f", "argu',
+    '<tool_call>\n{"na',
+    "<tool",
+]
+CUT_REACT = ['Action: f\nAction Input: {"a": "wo', "Action: f\nAction In", "Action: f", "Acti"]
+SAID |= {f"forced {number}": text for number, text in enumerate(CUT)}
+
+
+def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False)
 
 
 def rules(tokenizer: Tokenizer, said: dict[str, str]) -> dict[str, Any]:
-    def ids(text: str) -> list[int]:
-        return tokenizer.encode(text, add_special_tokens=False)
-
     return {
         "rules": [
-            {"match": ids(f"{before}say: {name}"), "token_ids": ids(text)}
+            {
+                "match": ids_of(tokenizer, f"{before}say: {name}"),
+                "token_ids": ids_of(tokenizer, text) or [tokenizer.eos_ids[0]],
+            }
             for name, text in said.items()
             for before in ("", " ")
         ]
@@ -74,6 +89,7 @@ def react_worker(demo_model: Path, tokenizer: Tokenizer) -> Iterator[Worker]:
         "act": 'Thought: look\nAction: f\nAction Input: {"a": 1}\nObservation: made up',
         "answer": "Thought: I know\nFinal Answer: 42",
         "broken": "Thought: x\nAction: f\nAction Input: not json",
+        **{f"forced {number}": text for number, text in enumerate(CUT_REACT)},
     }
     with worker_for(demo_model, script=rules(tokenizer, said), STREAM_INTERVAL_MS="0") as worker:
         yield worker
@@ -177,6 +193,82 @@ class TestCalls:
         assert len(set(ids)) == 3 and all(choice["finish_reason"] == "tool_calls" for choice in answer["choices"])
 
 
+NAMED = {"tools": [F], "tool_choice": {"type": "function", "function": {"name": "f"}}}
+REQUIRED = {"tools": [F], "tool_choice": "required"}
+LEGACY = {"functions": [F["function"]], "function_call": {"name": "f"}}
+
+
+class TestCutForcedCalls:
+    """The token limit ends a call that must come (the script writes what the constraint would)."""
+
+    @pytest.mark.parametrize("body", [NAMED, REQUIRED, LEGACY], ids=["named", "required", "legacy"])
+    @pytest.mark.parametrize(
+        ("number", "call"),
+        [(0, {"name": "f", "arguments": '{"a": "wo'}), (1, {"name": "f", "arguments": ""}), (2, None), (3, None)],
+        ids=["within arguments", "behind the name", "before the name", "within the tag"],
+    )
+    async def test_hermes(self, tokenizer: Tokenizer, worker: Worker, body: Any, number: int, call: Any) -> None:
+        told = await both(worker, f"forced {number}", max_tokens=len(ids_of(tokenizer, CUT[number])), **body)
+        self.check(told, body, call)
+
+    @pytest.mark.parametrize("body", [NAMED, REQUIRED, LEGACY], ids=["named", "required", "legacy"])
+    @pytest.mark.parametrize(
+        ("number", "call"),
+        [(0, {"name": "f", "arguments": '{"a": "wo'}), (1, {"name": "f", "arguments": ""}), (2, None), (3, None)],
+        ids=["within arguments", "behind the name", "within the name", "before the name"],
+    )
+    async def test_react(self, tokenizer: Tokenizer, react_worker: Worker, body: Any, number: int, call: Any) -> None:
+        count = len(ids_of(tokenizer, CUT_REACT[number]))
+        self.check(await both(react_worker, f"forced {number}", max_tokens=count, **body), body, call)
+
+    def check(self, told: dict[str, Any], body: Any, call: Any) -> None:
+        assert told["finish_reason"] == "length" and told["raw"]["content"] is None
+        if body is LEGACY:
+            assert told["function_call"] == call and "tool_calls" not in told["raw"]
+        else:
+            assert told["tool_calls"] == ([call] if call else []) and "function_call" not in told["raw"]
+
+
+class TestFirstChunk:
+    """Its content: text begins with "", a call with null, as in the whole answer."""
+
+    @pytest.mark.parametrize(
+        ("name", "body", "content"),
+        [
+            ("plain", {}, ""),
+            ("plain", {"tools": [F]}, ""),
+            ("text and call", {"tools": [F]}, ""),
+            ("one call", {"tools": [F]}, None),
+            ("one call", {"tools": [F], "logprobs": True, "n": 2}, None),
+            ("constrained call", NAMED, None),
+            ("constrained call", REQUIRED, None),
+            ("constrained call", LEGACY, None),
+            ("one call", {"functions": [F["function"]]}, None),
+            ("thought and call", {"tools": [F]}, None),
+            ("nothing", {"tools": [F]}, ""),
+        ],
+    )
+    async def test_content(self, worker: Worker, name: str, body: Any, content: str | None) -> None:
+        events = await events_of(worker, ask(name, stream=True, **body))
+        for index in range(body.get("n", 1)):
+            mine = [c for event in events for c in event["choices"] if c["index"] == index]
+            assert mine[0]["delta"] == {"role": "assistant", "content": content, "refusal": None}
+            assert not any("role" in choice["delta"] for choice in mine[1:])
+            if content is None:
+                assert not any("content" in choice["delta"] for choice in mine[1:])
+        answer = await body_of(worker, ask(name, **body))
+        assert (answer["choices"][0]["message"]["content"] is None) == (content is None)
+
+    async def test_logprobs_of_the_tokens_before_it_are_told(self, worker: Worker) -> None:
+        body = {"tools": [F], "logprobs": True, "return_token_ids": True}
+        answer = (await body_of(worker, ask("one call", **body)))["choices"][0]
+        events = await events_of(worker, ask("one call", stream=True, **body))
+        choices = [choice for event in events for choice in event["choices"]]
+        entries = [entry for c in choices if c["logprobs"] for entry in c["logprobs"]["content"]]
+        assert entries == answer["logprobs"]["content"]
+        assert [i for c in choices for i in c.get("token_ids") or []] == answer["token_ids"]
+
+
 class TestReasoning:
     async def test_thoughts_then_a_call(self, worker: Worker) -> None:
         told = await both(worker, "thought and call", tools=[F])
@@ -238,12 +330,31 @@ class TestRefusals:
             ({"tool_choice": "required"}, "tool_choice"),
             ({"tools": [F], "tool_choice": "sometimes"}, "tool_choice"),
             ({"guided_regex": "["}, "guided_regex"),
+            ({"structured_outputs": {"zzz": 1}}, "structured_outputs.zzz"),
+            ({"chat_template_kwargs": {"range": 5}}, "chat_template_kwargs.range"),
             ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": []}}}}, "response_format"),
         ],
     )
     async def test_by_name(self, worker: Worker, body: dict[str, Any], param: str) -> None:
         error = await error_of(worker, ask("plain", **body))
         assert error["status"] == 400 and error["param"] == param
+        assert (await both(worker, "plain"))["content"] == "bye <"
+
+    @pytest.mark.parametrize(
+        ("body", "param"),
+        [
+            ({"guided_regex": "[0-9]+"}, "guided_regex"),
+            ({"response_format": {"type": "json_object"}}, "response_format"),
+            ({"structured_outputs": {"choice": ["a", "b"]}}, "structured_outputs.choice"),
+            (REQUIRED, "tools"),
+            (LEGACY, "functions"),
+        ],
+    )
+    async def test_an_output_that_leaves_its_grammar(self, worker: Worker, body: dict[str, Any], param: str) -> None:
+        """Which only this engine can write: what fails while it is made names the field, too."""
+        for stream in (False, True):
+            error = await error_of(worker, ask("plain", stream=stream, **body))
+            assert (error["param"], error["code"]) == (param, "invalid_grammar"), error
         assert (await both(worker, "plain"))["content"] == "bye <"
 
     @pytest.mark.parametrize("parameters", [{"properties": {"a": {"type": "something"}}}, {"properties": {"a": "red"}}])

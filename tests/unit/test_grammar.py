@@ -38,6 +38,11 @@ def nested(depth: int, wrap: Any) -> Any:
     return schema
 
 
+def node(properties: dict[str, Any], **definitions: Any) -> dict[str, Any]:
+    """An object that must have these properties."""
+    return {"type": "object", "properties": properties, "required": list(properties), "$defs": definitions}
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         "pattern",
@@ -100,6 +105,39 @@ class TestRefusals:
     def test_schemas_by_name_and_place(self, schema: Any, where: str, says: str) -> None:
         error = refusal("json_schema", schema)
         assert error.where == where and says in error.message
+
+    @pytest.mark.parametrize(
+        ("schema", "where"),
+        [
+            (node({"a": {"$ref": "#"}}), "/properties/a"),
+            (node({"a": {"$ref": "#/$defs/b"}}, b={"$ref": "#/$defs/c"}, c={"$ref": "#/$defs/b"}), "/properties/a"),
+            (node({"b": {"$ref": "#/$defs/b"}}, b=node({"c": {"$ref": "#/$defs/b"}})), "/properties/b"),
+            (node({"n": {}, "all": {"allOf": [{"$ref": "#"}]}}), "/properties/all/allOf/0"),
+            (node({"either": {"anyOf": [{"$ref": "#"}, node({"x": {"$ref": "#"}})]}}), "/properties/either/anyOf/0"),
+            ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "/items"),
+            ({"type": "array", "prefixItems": [{"$ref": "#"}], "minItems": 1}, "/prefixItems/0"),
+            ({"type": "object", "additionalProperties": {"$ref": "#"}, "required": ["a"]}, "/additionalProperties"),
+            ({"$ref": "#"}, ""),
+        ],
+    )
+    def test_what_must_contain_itself_has_no_end(self, schema: Any, where: str) -> None:
+        error = refusal("json_schema", schema)
+        assert error.where == where and "no finite value" in error.message
+
+    @pytest.mark.parametrize(
+        "schema",
+        [
+            node({"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}),
+            {"type": "object", "properties": {"next": {"$ref": "#"}}},
+            {"type": ["object", "null"], "properties": {"next": {"$ref": "#"}}, "required": ["next"]},
+            node({"kids": {"type": "array", "items": {"$ref": "#"}}}),
+            node({"b": {"$ref": "#/$defs/b"}}, b=node({"c": {"$ref": "#/$defs/c"}}), c={"const": 1}),
+            {"type": "array", "prefixItems": [{"type": "null"}, {"$ref": "#"}], "minItems": 1},
+            {"type": "array", "prefixItems": [{"type": "integer"}], "items": {"$ref": "#/prefixItems/0"}},
+        ],
+    )
+    def test_what_may_contain_itself_has(self, schema: Any) -> None:
+        check(GrammarSpec("json_schema", json.dumps(schema)))
 
     def test_what_demands_nothing_is_no_reason_to_refuse(self) -> None:
         harmless = {"uniqueItems": False, "if": {}, "unevaluatedProperties": True, "dependentRequired": {}}

@@ -27,6 +27,7 @@ GUIDED = {
 }
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 WHITESPACE = "guided_whitespace_pattern"
+_NO_OPTIONS = ("disable_fallback", "backend", "_backend")  # other servers', which choose among grammar engines
 # Options of structured_outputs that narrow what JSON may look like.
 _JSON_OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 
@@ -79,6 +80,9 @@ def _structured_outputs(value: Any) -> Constraint | None:
     given = {key: entry for key, entry in value.items() if entry is not None and entry is not False}
     if "structural_tag" in given:
         fail(f"{param}.structural_tag", "is not supported", "unsupported_parameter")
+    unknown = next((key for key in given if key not in (*_KINDS, *_JSON_OPTIONS, *_NO_OPTIONS)), None)
+    if unknown is not None:
+        fail(f"{param}.{unknown[:64]}", f"is not known: it must be one of {', '.join(_KINDS)}", "unknown_parameter")
     kinds = [key for key in _KINDS if key in given]
     if len(kinds) != 1:
         fail(param, f"must hold exactly one of {', '.join(_KINDS)}, got {', '.join(kinds) or 'none'}")
