@@ -40,6 +40,8 @@ SAID = {
     "half a tag": "<think>not yet </th",
     "plain": "bye <",
     "nothing": "",
+    "object behind thoughts": '<think>hm</think>{"a": 1}',
+    "object behind opened thoughts": 'hm\n</think>\n\n{"a": 1}',
     "constrained call": '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>',
 }
 # What a constraint has models write, up to where the token limit cuts it.
@@ -162,6 +164,12 @@ class TestCalls:
         count = len(tokenizer.encode(SAID["cut call"], add_special_tokens=False))
         told = await both(worker, "cut call", tools=[F], max_tokens=count)
         assert told["finish_reason"] == "length" and len(told["tool_calls"]) == 1
+
+    async def test_a_call_cut_by_a_stop_string_is_none_to_be_run(self, worker: Worker) -> None:
+        told = await both(worker, "one call", tools=[F], stop=['"b"'])
+        assert told["finish_reason"] == "stop" and told["tool_calls"] == [{"name": "f", "arguments": '{"a": [1, {'}]
+        told = await both(worker, "one call", tools=[F], stop=["</tool_call>"])
+        assert told["finish_reason"] == "tool_calls" and json.loads(told["tool_calls"][0]["arguments"])
 
     @pytest.mark.parametrize("name", ["half a call", "no tool", "bare json", "plain"])
     async def test_what_is_no_call_is_text(self, worker: Worker, name: str) -> None:
@@ -300,6 +308,15 @@ class TestReasoning:
     async def test_reasoning_can_be_left_out(self, worker: Worker) -> None:
         told = await both(worker, "thought and call", tools=[F], include_reasoning=False)
         assert told["reasoning_content"] == "" and len(told["tool_calls"]) == 1
+
+    @pytest.mark.parametrize("tools", [{}, {"tools": [F]}])
+    @pytest.mark.parametrize("thinking", [False, True])
+    async def test_a_schema_begins_behind_them(self, worker: Worker, tools: Any, thinking: bool) -> None:
+        schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+        body = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}, **tools}
+        name = "object behind opened thoughts" if thinking else "object behind thoughts"
+        told = await both(worker, name, chat_template_kwargs={"enable_thinking": thinking}, **body)
+        assert (told["reasoning_content"], told["content"], told["finish_reason"]) == ("hm", '{"a": 1}', "stop")
 
 
 class TestReAct:

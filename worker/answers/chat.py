@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
+
 from worker.answers.base import Frame
 from worker.parsers.base import Content, Delta, Reasoning, ToolCallArgs, ToolCallStart
 from worker.pipeline import Step
@@ -24,7 +26,7 @@ class ChatRules:
         self.frame = frame
         self.role = role
         self.echo = _echo(request, role) if request.echo else ""
-        self._called: set[int] = set()  # choices that called a tool
+        self._arguments: dict[int, list[str]] = {}  # of the last call, by the choices that called a tool
 
     def shown(self, index: int, deltas: tuple[Delta, ...]) -> Iterator[Delta]:
         for delta in deltas:
@@ -34,7 +36,9 @@ class ChatRules:
                 case ToolCallStart(call) | ToolCallArgs(call) if call > 0 and not self.several_calls:
                     continue
                 case ToolCallStart():
-                    self._called.add(index)
+                    self._arguments[index] = []
+                case ToolCallArgs(_, fragment):
+                    self._arguments[index].append(fragment)
             yield delta
 
     @property
@@ -63,10 +67,19 @@ class ChatRules:
             return None
         if step.finish.reason == "length":
             return "length"
-        # A tool that the client named was no choice of the model's.
-        if index not in self._called or self.request.choice_of_tools.kind == "named":
+        # A tool that the client named was no choice of the model's; a call that a stop string cut is none to be run.
+        named = self.request.choice_of_tools.kind == "named"
+        if index not in self._arguments or named or (step.finish.stop_reason is not None and self._is_cut(index)):
             return "stop"
         return "function_call" if self.request.legacy_functions else "tool_calls"
+
+    def _is_cut(self, index: int) -> bool:
+        """Whether the arguments of the last call are no JSON."""
+        try:
+            orjson.loads("".join(self._arguments[index]))
+        except orjson.JSONDecodeError:
+            return True
+        return False
 
 
 class StreamedChat:
