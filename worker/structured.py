@@ -41,6 +41,7 @@ from worker.tokenizer import Tokenizer
 from worker.tool_grammar import Expression, Form, can_write, may_call, must_call
 from worker.whole_output import Beginning, WholeOutput
 
+_ANY_OBJECT = {"type": "object"}  # arguments that nothing is asked of
 _FALLBACK = "json"  # the form of calls where the model's own cannot be constrained
 
 
@@ -149,7 +150,10 @@ class OutputFormats:
         for tool in tools if forced else strict:
             spec = GrammarSpec("json_schema", json.dumps(tool.parameters or {}))
             _check(spec, f"{tool.param}.parameters")
-        schemas: Tools = _schemas(tools) if forced else {t.name: t.parameters if t.strict else {} for t in tools}
+        kind = FORMATS.get(formats.tool or "")
+        # Where arguments stand one by one, only the schema says which there are.
+        all_kept = forced or (kind is not None and kind.shape is not None and kind.shape.parameter is not None)
+        schemas: Tools = {tool.name: tool.parameters if all_kept or tool.strict else _ANY_OBJECT for tool in tools}
         many = request.parallel_tool_calls and not request.legacy_functions and choice.kind != "named"
         form = self._form(formats, schemas)
         if forced or request.constraint is not None or formats.tool == HARMONY:

@@ -22,7 +22,7 @@ from tests.unit.parser_samples import Said, said
 from worker.errors import BadRequest
 from worker.parsers.base import ToolCallStart, merge
 from worker.parsers.names import HARMONY
-from worker.parsers.registry import FORMATS, Formats
+from worker.parsers.registry import FORMATS, Formats, formats
 from worker.prompts import Prompt
 from worker.protocol.requests import ChatCompletionRequest, CompletionRequest
 from worker.structured import OutputFormats, OutputPlan
@@ -371,6 +371,18 @@ class TestFreeCalls:
         made = plan("hermes", tools=[*tools("ping", strict=True), *tools("trip")])
         assert_takes(grammar(made), driver(False), '<tool_call>\n{"name": "trip", "arguments": {"x": 1}}\n</tool_call>')
 
+    def test_their_arguments_are_objects_all_the_same(self) -> None:
+        """Anything else would be read as text, which nothing constrains."""
+        bad = '<tool_call>\n{"name": "trip", "arguments": "text"}\n</tool_call>'
+        for body in ({"tools": [*tools("ping", strict=True), *tools("trip")]}, {"response_format": AS_JSON}):
+            made = plan("hermes", **{"tools": tools("trip"), **body})
+            assert not takes(grammar(made), driver(False), bad)
+
+    def test_they_have_arguments_where_these_stand_one_by_one(self) -> None:
+        made = plan("qwen3_coder", tools=[*tools("ping", strict=True), *tools("trip")])
+        text = "<tool_call>\n<function=trip>\n<parameter=to>\nx\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
+        assert_takes(grammar(made), driver(False), text + "</function>\n</tool_call>")
+
     def test_strict_is_refused_where_it_cannot_be_kept(self) -> None:
         error = refusal("pythonic", tools=tools("ping", strict=True))
         assert error.param == "tools[0].function.strict"
@@ -477,6 +489,37 @@ class TestFormats:
         error = refusal(tools=tools("ping"), guided_grammar='start: "a"')
         assert error.param == "guided_grammar"
         assert plan("hermes", tools=tools("ping"), tool_choice="none", guided_grammar='start: "a"').grammar
+
+
+class TestOwnDescription:
+    """A checkpoint that describes its output itself: what is constrained is not of that form, and read as it is."""
+
+    TEMPLATE: ClassVar = {
+        "start_anchor": "<|assistant|>",
+        "fields": {
+            "thinking": {"open": "<reason>", "close": "</reason>"},
+            "content": {"close": "<|end|>"},
+            "tool_calls": {"open": "<<call ", "close": ">>", "content": "json", "repeats": True},
+        },
+    }
+
+    def plan(self, **body: Any) -> OutputPlan:
+        request = ChatCompletionRequest.parse({"messages": [{"role": "user", "content": "Hi"}], **body})
+        rendered = Rendered(text="<|assistant|><reason>", pieces=(), source="test")
+        outputs = OutputFormats(formats("", response_template=self.TEMPLATE), tokenizer(False))
+        return asyncio.run(outputs.plan(request, Prompt((1,), rendered.text, rendered=rendered)))
+
+    def test_forced_calls(self) -> None:
+        made = self.plan(tools=tools(), tool_choice="required")
+        for text in outputs(made):
+            content, reasoning, calls = read(made, text)
+            assert calls and not content and not reasoning
+            assert_calls_are_valid(calls)
+
+    def test_an_answer(self) -> None:
+        assert self.plan(response_format=AS_JSON).parser is None
+        made = self.plan(response_format=AS_JSON, tools=tools())
+        assert read(made, '{"a": 1}') == ('{"a": 1}', "", [])
 
 
 class TestBehindReasoning:
