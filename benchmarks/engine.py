@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
 
-from engine.threads import limit_spinning
+from engine.threads import before_torch
 
-limit_spinning()  # before torch is imported, as the engine process does
+before_torch()  # as the engine process does
 
 from engine.core import EngineCore  # noqa: E402
 from engine.grammar import GrammarCompiler  # noqa: E402

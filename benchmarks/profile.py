@@ -1,6 +1,6 @@
 """Where the time of a step goes (CPU).
 
-    python -m benchmarks.profile [--model DIR] [--batch 1 8 32] [--context 192] [--tokens 1] [--quantization int8] [--threads 2]
+    python -m benchmarks.profile [--batch 1 8 32] [--context 192] [--tokens 1] [--quantization int8] [--threads 2]
 
 For each batch size a step of that many sequences is taken apart, and every part is run on its own, all layers in
 turn, so that weights and pages come from memory as they do in a step. By default a decode step at 192 tokens of
@@ -23,9 +23,9 @@ from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 
-from engine.threads import limit_spinning
+from engine.threads import before_torch
 
-limit_spinning()  # before torch is imported, as the engine process does
+before_torch()  # as the engine process does
 
 import torch  # noqa: E402
 

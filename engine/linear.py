@@ -53,7 +53,7 @@ class PackedLinear(Linear):
 class NativeLinear(Linear):
     """All arithmetic is in float32, so weights of a bfloat16 checkpoint can be kept as such without any loss.
 
-    `pairs`: bfloat16 weights are laid out for processors that multiply pairs of them in one instruction.
+    `pairs`: bfloat16 weights are multiplied with bfloat16 rows, for processors that do so with pairs of them at once.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class NativeLinear(Linear):
                 scales = _panels(weight.scales, kernels.columns).contiguous()
         else:
             short = weight.to(torch.bfloat16)
-            lossless = bool((short == weight).all())
-            kind = "bfloat16" if lossless else "float32"
-            packed = _panels(short if lossless else weight.float(), kernels.columns)
-            if pairs and lossless and weight.shape[1] % 2 == 0:
-                kind = "pairs"
-                packed = packed.unflatten(1, (-1, 2)).transpose(2, 3)
+            if weight.shape[1] % 2 == 0 and bool((short == weight).all()):
+                kind = "pairs" if pairs else "bfloat16"
+                packed = _panels(short, kernels.columns).unflatten(1, (-1, 2)).transpose(2, 3)
+            else:
+                kind = "float32"
+                packed = _panels(weight.float(), kernels.columns)
         super().__init__(packed.contiguous(), None if bias is None else bias.contiguous())
         self._scales = scales
         self._gemm = kernels.gemm

@@ -35,7 +35,7 @@ from engine.core import EngineCore, Message
 from engine.grammar import Grammar, GrammarCompiler
 from engine.messages import Command, EngineConfig, EngineInfo, GrammarSpec, Handover, Progress, StartFailed
 from engine.running import Runner
-from engine.threads import limit_spinning
+from engine.threads import before_torch
 
 log = logging.getLogger("engine")
 
@@ -206,7 +206,7 @@ def _one_line(failure: BaseException) -> str:
 def _model_runner(config: EngineConfig, progress: Callable[[str], None]) -> Runner:
     start = perf_counter()
     progress("importing torch")
-    limit_spinning()
+    before_torch()
     runner_module = import_module("engine.runner")  # by name: the checked part of engine/ ends here
     import_s = perf_counter() - start
     runner: Runner = runner_module.Runner(config, progress)

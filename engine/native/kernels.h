@@ -29,7 +29,7 @@ struct Linear {  // y = x W^T + bias
     const float* scales;  // null unless the weights are integers
     const void* bias;     // null or as x
     int64_t inputs, outputs;
-    int64_t format;  // of the weights: 0 float, 1 bfloat16, 2 int8, 3 int4, 4 pairs of bfloat16
+    int64_t format;  // of the weights: 0 float, 1 bfloat16, 2 int8, 3 int4, 4 bfloat16 times bfloat16
 };
 
 // Writes keys and values of all rows to their slots, then attends. query [T, Hq * D], key [T, Hkv * D] and value

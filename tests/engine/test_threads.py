@@ -24,12 +24,12 @@ def test_a_process_bound_to_one_core_uses_one_thread():
 def test_threads_spin_briefly_unless_the_user_says_otherwise():
     os.environ.pop("OMP_WAIT_POLICY", None)
     os.environ.pop("GOMP_SPINCOUNT", None)
-    threads.limit_spinning()
+    threads.before_torch()
     assert os.environ["GOMP_SPINCOUNT"] == "2000"
     os.environ["GOMP_SPINCOUNT"] = "5"
-    threads.limit_spinning()
+    threads.before_torch()
     assert os.environ["GOMP_SPINCOUNT"] == "5"
     del os.environ["GOMP_SPINCOUNT"]
     os.environ["OMP_WAIT_POLICY"] = "ACTIVE"
-    threads.limit_spinning()
+    threads.before_torch()
     assert "GOMP_SPINCOUNT" not in os.environ
