@@ -217,7 +217,8 @@ class BeamGeneration:
             beams = await BeamSearch(self._options, request.params, stop_finder, self._grammar).run(expand)
         except GrammarError as error:
             raise BadRequest(error.message, param=choices[0].grammar_param, code="invalid_grammar") from None
-        for place, (choice, beam) in enumerate(zip(choices, beams, strict=False)):
+        for place, choice in enumerate(choices):
+            beam = beams[min(place, len(beams) - 1)]  # a constraint may allow fewer texts than are asked for
             output = replace(beam.output(request.id), prompt_logprobs=first[0].prompt_logprobs)
             on_step(start + place, choice.take(output, first[0].cached_tokens))
             self.timing.note(start + place, len(beam.token_ids), first[0])

@@ -64,6 +64,38 @@ async def test_a_forced_call(worker: Worker, choice: Any) -> None:
     assert answer["finish_reason"] == told["finish_reason"] == ("tool_calls" if choice == "required" else "stop")
 
 
+@pytest.mark.parametrize("more", [{}, {"n": 2}, {"use_beam_search": True, "n": 2}], ids=["alone", "two", "beams"])
+async def test_a_forced_call_cut_by_the_token_limit(worker: Worker, more: Any) -> None:
+    """It is no text, however early it ends, streamed or not; its name comes whole or not at all."""
+    named = set()
+    for max_tokens in (1, 3, 5, 8, 11, 14):
+        body = {"messages": USE_IT, "temperature": 0, "max_tokens": max_tokens, "tools": [TOOL], **more}
+        for choice in ("required", NAMED):
+            answer = await body_of(worker, chat(tool_choice=choice, **body))
+            events = await events_of(worker, chat(tool_choice=choice, stream=True, **body))
+            for told in answer["choices"]:
+                message = told["message"]
+                assert message["content"] is None and told["finish_reason"] == "length", told
+                calls = [call["function"] for call in message.get("tool_calls") or []]
+                assert [call["name"] for call in calls] in ([], ["ping"])
+                mine = [{"choices": [c for c in e["choices"] if c["index"] == told["index"]]} for e in events]
+                assert whole(mine)["tool_calls"] == calls and whole(mine)["finish_reason"] == "length"
+                assert not any(
+                    "content" in c["delta"] and c["delta"]["content"] is not None for e in mine for c in e["choices"]
+                )
+                named.add(bool(calls))
+    assert named == {False, True}
+
+
+async def test_more_beams_than_there_are_texts(worker: Worker) -> None:
+    body = {"messages": USE_IT, "use_beam_search": True, "n": 3, "structured_outputs": {"choice": ["yes"]}}
+    answer = await body_of(worker, chat(**body))
+    assert [c["message"]["content"] for c in answer["choices"]] == ["yes"] * 3
+    events = await events_of(worker, chat(stream=True, **body))
+    finishes = [c["index"] for event in events for c in event["choices"] if c["finish_reason"] == "stop"]
+    assert sorted(finishes) == [0, 1, 2]
+
+
 async def test_a_forced_function_call_of_old_clients(worker: Worker) -> None:
     body = {"messages": USE_IT, "temperature": 0, "functions": [TOOL["function"]], "function_call": {"name": "ping"}}
     call = (await body_of(worker, chat(**body)))["choices"][0]["message"]["function_call"]
