@@ -18,7 +18,7 @@ from worker.parsers.base import Parser
 from worker.parsers.names import HARMONY
 from worker.parsers.registry import FORMATS, Formats, formats, pipeline, tool_parser
 
-CHARS = 2500
+CHARS = 3000
 # A parser's share is up to 120, with thoughts around it up to 240. One that reads the rest again for each beginning of
 # a call comes to several hundred.
 MOST_OF_CALLS, MOST_OF_THOUGHTS = 160, 280
