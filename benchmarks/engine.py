@@ -126,6 +126,7 @@ def main() -> None:
         quantization=options.quantization,
         num_threads=options.threads,
         max_num_seqs=32,
+        max_num_batched_tokens=256,  # as the worker sets it for a CPU
     )
     runner = Runner(config)
     info = runner.info

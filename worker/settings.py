@@ -35,7 +35,7 @@ _MODEL, _ENGINE, _PROMPTS, _ANSWERS, _WORKER = "Model", "Engine", "Prompts", "An
 _GATEWAY = "Gateway (the platform on your machine: make serve)"
 
 # Sequences that may share a step, and tokens a step, where nothing is said: what a GPU and what a few cores can take.
-_GPU_DEFAULTS, _CPU_DEFAULTS = (256, 2048), (64, 512)
+_GPU_DEFAULTS, _CPU_DEFAULTS = (256, 2048), (64, 256)
 _DTYPES = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "fp32": "float32"}
 _BACKENDS = {"flash_attn": "flash", "torch_sdpa": "sdpa"}
 
@@ -82,7 +82,7 @@ class Settings:
         help="Sequences that may share a step. 0: 256 with a GPU, 64 without.")
     max_num_batched_tokens: int = setting(_ENGINE, "MAX_NUM_BATCHED_TOKENS", "MAX_BATCH_PREFILL_TOKENS",
         of=integer(1, zero_unset=True),
-        help="Tokens a step may compute, prompts and answers together. 0: 2048 with a GPU, 512 without.")
+        help="Tokens a step may compute, prompts and answers together. 0: 2048 with a GPU, 256 without.")
     max_num_queued: int = setting(_ENGINE, "MAX_NUM_QUEUED_REQS",
         of=integer(1, 1_000_000, zero_unset=True), default=1024,
         help="Sequences that may wait for their first step; more are refused with status 429.")

@@ -83,6 +83,25 @@ inline float sum_of(Floats x) {
     return sum;
 }
 
+// to[i] = the sum of x[i]
+inline void sums_of_four(const Floats* x, float* to) {
+#ifdef __AVX2__
+    __m256 half[4];
+    for (int i = 0; i < 4; i++) {
+#ifdef __AVX512F__
+        const __m512d both = (__m512d)x[i];
+        half[i] = (__m256)_mm512_extractf64x4_pd(both, 0) + (__m256)_mm512_extractf64x4_pd(both, 1);
+#else
+        half[i] = (__m256)x[i];
+#endif
+    }
+    const __m256 pairs = _mm256_hadd_ps(_mm256_hadd_ps(half[0], half[1]), _mm256_hadd_ps(half[2], half[3]));
+    _mm_storeu_ps(to, _mm256_castps256_ps128(pairs) + _mm256_extractf128_ps(pairs, 1));
+#else
+    for (int i = 0; i < 4; i++) to[i] = sum_of(x[i]);
+#endif
+}
+
 // exp to about 2 units in the last place; written so that the compiler can vectorize loops over it.
 inline float fast_exp(float x) {
     x = std::min(std::max(x, -87.0f), 88.0f);
@@ -100,6 +119,23 @@ inline float fast_exp(float x) {
     float power;
     std::memcpy(&power, &bits, 4);
     return p * power;
+}
+
+// fast_exp of each. x <= 0
+inline Floats fast_exp(Floats x) {
+    const Floats lowest = Floats{} - 87.0f;
+    x = x > lowest ? x : lowest;
+    const Ints whole = __builtin_convertvector(x * 1.44269504f - 0.5f, Ints);  // to nearest, as x is not positive
+    const Floats n = __builtin_convertvector(whole, Floats);
+    Floats r = x - n * 0.693359375f;
+    r = r + n * 2.12194440e-4f;
+    Floats p = 1.9875691500e-4f * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + (r + 1.0f);
+    return p * (Floats)((whole + 127) << 23);
 }
 
 constexpr int64_t kParallelFrom = 16384;  // elements: below, waking the other threads costs more than it saves

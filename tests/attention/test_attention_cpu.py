@@ -36,3 +36,15 @@ def test_bfloat16():
 def test_float16_is_refused():
     reason = CpuBackend.refusal([spec_of()], torch.device("cpu"), torch.float16)
     assert reason is not None and "float16" in reason
+
+
+@pytest.mark.parametrize("spec", [SPECS["grouped heads"], SPECS["all at once"], spec_of(heads=(9, 9))])
+def test_many_single_queries_take_several_heads_at_once(spec):
+    """Enough of them for every thread, some with a context of several spans, beside a prompt."""
+    scene = Scene(CpuBackend(), spec, page_size=16)
+    lengths = [1, 15, 16, 17, 40, 90, 600, 2, 3]
+    sequences = [scene.sequence() for _ in lengths]
+    assert scene.step(dict(zip(sequences, lengths, strict=True))) < 2e-5
+    prompt = scene.sequence()
+    assert scene.step({**dict.fromkeys(sequences, 1), prompt: 70}) < 2e-5
+    assert scene.step(dict.fromkeys([*sequences, prompt], 1)) < 2e-5

@@ -230,8 +230,8 @@ def test_the_example_file_uncommented_is_the_default() -> None:
 @pytest.mark.parametrize(
     ("environ", "seqs", "tokens", "jobs"),
     [
-        ({}, 64, 512, 130),
-        ({"MAX_NUM_SEQS": "8"}, 8, 512, 18),
+        ({}, 64, 256, 130),
+        ({"MAX_NUM_SEQS": "8"}, 8, 256, 18),
         ({"MAX_NUM_SEQS": "1000"}, 1000, 1000, 2002),
         ({"MAX_NUM_SEQS": "8", "MAX_CONCURRENCY": "5", "MAX_NUM_BATCHED_TOKENS": "64"}, 8, 64, 5),
     ],
