@@ -12,6 +12,7 @@ namespace {
 
 constexpr int kRows = kWidth == 16 ? 12 : 6;  // rows of x whose sums fit into the registers
 constexpr int64_t kBlockFloats = 256 * 1024;  // of x that are multiplied with all panels before the next ones
+constexpr int64_t kTogether = 2;              // panels that the same rows are multiplied with before the next ones
 
 // sums + the products of both numbers of each pair, x being one pair
 inline Floats add_pairs(Floats sums, uint32_t x, Words weights) {
@@ -22,7 +23,7 @@ inline Floats add_pairs(Floats sums, uint32_t x, Words weights) {
     float first, second;
     std::memcpy(&first, &low, 4);
     std::memcpy(&second, &high, 4);
-    return sums + first * (Floats)(weights << 16) + second * (Floats)(weights & 0xffff0000u);
+    return add_product(add_product(sums, first, (Floats)(weights << 16)), second, (Floats)(weights & 0xffff0000u));
 #endif
 }
 
@@ -50,13 +51,13 @@ void multiply(const float* x, int64_t stride, const Pairs<float>& panel, int64_t
         prefetch(panel, k);
         const Pair low = panel.load(k);
         for (int r = 0; r < rows; r++) {
-            part[0][r].a += x[r * stride + k] * low.a;
-            part[0][r].b += x[r * stride + k] * low.b;
+            part[0][r].a = add_product(part[0][r].a, x[r * stride + k], low.a);
+            part[0][r].b = add_product(part[0][r].b, x[r * stride + k], low.b);
         }
         const Pair high = panel.load(k + 1);
         for (int r = 0; r < rows; r++) {
-            part[ways - 1][r].a += x[r * stride + k + 1] * high.a;
-            part[ways - 1][r].b += x[r * stride + k + 1] * high.b;
+            part[ways - 1][r].a = add_product(part[ways - 1][r].a, x[r * stride + k + 1], high.a);
+            part[ways - 1][r].b = add_product(part[ways - 1][r].b, x[r * stride + k + 1], high.b);
         }
     }
     for (int r = 0; r < rows; r++) {
@@ -76,16 +77,16 @@ void multiply(const float* x, int64_t stride, const Panel& panel, int64_t inputs
             if (w * kColumns * Panel::kBitsAnInput % 512 == 0) prefetch(panel, k + w);  // one a cache line
             Pair weights = panel.load(k + w);
             for (int r = 0; r < rows; r++) {
-                part[w][r].a += x[r * stride + k + w] * weights.a;
-                part[w][r].b += x[r * stride + k + w] * weights.b;
+                part[w][r].a = add_product(part[w][r].a, x[r * stride + k + w], weights.a);
+                part[w][r].b = add_product(part[w][r].b, x[r * stride + k + w], weights.b);
             }
         }
     }
     for (; k < inputs; k++) {
         Pair weights = panel.load(k);
         for (int r = 0; r < rows; r++) {
-            part[0][r].a += x[r * stride + k] * weights.a;
-            part[0][r].b += x[r * stride + k] * weights.b;
+            part[0][r].a = add_product(part[0][r].a, x[r * stride + k], weights.a);
+            part[0][r].b = add_product(part[0][r].b, x[r * stride + k], weights.b);
         }
     }
     for (int r = 0; r < rows; r++) {
@@ -108,8 +109,8 @@ void multiply(const float* x, int64_t stride, const Int4& panel, int64_t inputs,
             const Floats b_low = __builtin_convertvector(b & 15, Floats), b_high = __builtin_convertvector(b >> 4, Floats);
             for (int r = 0; r < rows; r++) {
                 const float first = x[r * stride + k], second = x[r * stride + k + 1];
-                even[r].a += first * a_low, even[r].b += first * b_low;
-                odd[r].a += second * a_high, odd[r].b += second * b_high;
+                even[r].a = add_product(even[r].a, first, a_low), even[r].b = add_product(even[r].b, first, b_low);
+                odd[r].a = add_product(odd[r].a, second, a_high), odd[r].b = add_product(odd[r].b, second, b_high);
             }
         }
         const Pair scale = panel.scale(group);
@@ -157,30 +158,37 @@ void finish(const Call<T>& call, int64_t row, int64_t count, int64_t panel, cons
     }
 }
 
+// The panels [first, last) with some rows, in the order that leaves both in the caches. Room: wide, of all these panels.
 template <class Panel, class T>
-void run_panel(const Call<T>& call, const typename Panel::Input* x, int64_t first_row, int64_t rows, int64_t index, float* wide) {
+void run_panels(const Call<T>& call, const typename Panel::Input* x, int64_t first_row, int64_t rows, int64_t first,
+                int64_t last, float* wide) {
     const int64_t inputs = call.inputs;
-    Panel panel(call.weights, call.scales, index, inputs);
     constexpr bool widens = Panel::kWidenFrom != INT64_MAX;
     const bool wide_enough = rows >= Panel::kWidenFrom;
     if constexpr (widens)
-        for (int64_t k = 0; wide_enough && k < inputs; k++) {
-            prefetch(panel, k);
-            Pair weights = panel.load(k);
-            std::memcpy(wide + k * kColumns, &weights, sizeof weights);
-        }
-    const int64_t blocks = (rows + kRows - 1) / kRows;
-    for (int64_t block = 0; block < blocks; block++) {
-        int64_t row = rows * block / blocks, count = rows * (block + 1) / blocks - row;
-        Pair sums[kRows];
-        const auto* from = x + row * inputs;
-        if constexpr (widens)
-            if (wide_enough) {
-                Plain widened(wide, nullptr, 0, 0);
-                multiply_some<kRows>(count, from, inputs, widened, inputs, sums);
+        for (int64_t index = first; wide_enough && index < last; index++) {
+            const Panel panel(call.weights, call.scales, index, inputs);
+            for (int64_t k = 0; k < inputs; k++) {
+                prefetch(panel, k);
+                const Pair weights = panel.load(k);
+                std::memcpy(wide + ((index - first) * inputs + k) * kColumns, &weights, sizeof weights);
             }
-        if (!wide_enough) multiply_some<kRows>(count, from, inputs, panel, inputs, sums);
-        finish<Panel>(call, first_row + row, count, index, sums);
+        }
+    for (int64_t row = 0; row < rows; row += kRows) {
+        const int64_t count = std::min<int64_t>(kRows, rows - row);
+        for (int64_t index = first; index < last; index++) {
+            Pair sums[kRows];
+            if constexpr (widens)
+                if (wide_enough) {
+                    const Plain panel(wide, nullptr, index - first, inputs);
+                    multiply_some<kRows>(count, x + row * inputs, inputs, panel, inputs, sums);
+                }
+            if (!wide_enough) {
+                const Panel panel(call.weights, call.scales, index, inputs);
+                multiply_some<kRows>(count, x + row * inputs, inputs, panel, inputs, sums);
+            }
+            finish<Panel>(call, first_row + row, count, index, sums);
+        }
     }
 }
 
@@ -202,10 +210,10 @@ void run(const Call<T>& call) {
 #pragma omp parallel
         {
             static thread_local std::vector<float> wide;
-            wide.resize(call.inputs * kColumns);
-#pragma omp for schedule(dynamic, 4)  // a core may be busy with another process
-            for (int64_t panel = 0; panel < panels; panel++)
-                run_panel<Panel>(call, x, first, rows, panel, wide.data());
+            if (Panel::kWidenFrom != INT64_MAX) wide.resize(kTogether * call.inputs * kColumns);
+#pragma omp for schedule(dynamic, 2)  // a core may be busy with another process
+            for (int64_t panel = 0; panel < panels; panel += kTogether)
+                run_panels<Panel>(call, x, first, rows, panel, std::min(panel + kTogether, panels), wide.data());
         }
     }
 }

@@ -77,6 +77,18 @@ inline Ints load_ints(const uint8_t* from) {
     return __builtin_convertvector(bytes, Ints);
 #endif
 }
+// sum + x * y, in one instruction and in this order: compilers that may reorder sums make three of two products.
+inline Floats add_product(Floats sum, Floats x, Floats y) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)sum);
+#elif defined(__FMA__) && defined(__AVX2__)
+    return (Floats)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)sum);
+#else
+    return sum + x * y;
+#endif
+}
+inline Floats add_product(Floats sum, float x, Floats y) { return add_product(sum, Floats{} + x, y); }
+
 inline float sum_of(Floats x) {
     float sum = 0;
     for (int i = 0; i < kWidth; i++) sum += x[i];

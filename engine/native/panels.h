@@ -44,7 +44,7 @@ struct Pairs {  // of bfloat16. T: what they are multiplied as
     static constexpr uint32_t kHigh = 0xffff0000;  // the bits of the second number of a pair
     static constexpr bool kScaleAtEnd = false;
     static constexpr int kBitsAnInput = 16;
-    static constexpr int64_t kWidenFrom = std::is_same_v<T, float> ? 24 : INT64_MAX;
+    static constexpr int64_t kWidenFrom = INT64_MAX;
 };
 
 struct Int8 {  // one scale an output, applied to the sums
