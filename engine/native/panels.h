@@ -58,7 +58,7 @@ struct Int8 {  // one scale an output, applied to the sums
     }
     static constexpr bool kScaleAtEnd = true;
     static constexpr int kBitsAnInput = 8;
-    static constexpr int64_t kWidenFrom = 13;
+    static constexpr int64_t kWidenFrom = INT64_MAX;
 };
 
 struct Int4 {  // 32 inputs of an output share a scale: [N / C][K / 32][C]. Byte k / 2 holds input k low, k + 1 high
