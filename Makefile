@@ -32,6 +32,7 @@ bench: $(VENV)/.installed-bench  ## this project and others side by side on this
 	$(BIN)/python -m benchmarks.peers
 	$(BIN)/python -m benchmarks.side_by_side --name $(TODAY)
 	$(BIN)/python -m benchmarks.offline_peers --name $(TODAY)-offline
+	$(BIN)/python -m benchmarks.first_token --json benchmarks/results/$(TODAY)-first-token.json
 	$(BIN)/python -m benchmarks.bookkeeping --json benchmarks/results/$(TODAY)-bookkeeping.json
 	$(BIN)/python -m benchmarks.plots benchmarks/results/$(TODAY)
 

@@ -174,19 +174,23 @@ def started(peer: Peer, model: Path, *, dtype: str, threads: int) -> Iterator[Ru
     }  # fmt: skip
     command = [part.format(**values) for part in peer.command]
     environment = {**os.environ, **{key: value.format(**values) for key, value in peer.environment.items()}}
-    log_file = CACHE / f"{peer.name.replace(' ', '-')}.log"
-    log_file.parent.mkdir(parents=True, exist_ok=True)
+    log_file(peer).parent.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
-    with open(log_file, "w", encoding="utf-8") as log:
+    with open(log_file(peer), "w", encoding="utf-8") as log:
         process = subprocess.Popen(
             command, env=environment, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
-            _wait_ready(process, f"http://127.0.0.1:{port}{peer.ready_path}", peer.name, log_file)
+            _wait_ready(process, f"http://127.0.0.1:{port}{peer.ready_path}", peer.name, log_file(peer))
             start_s = time.monotonic() - begun
             yield Running(peer, f"http://127.0.0.1:{port}/v1", str(model), process.pid, start_s)
         finally:
             _stop(process)
+
+
+def log_file(peer: Peer) -> Path:
+    """What the peer printed the last time that it ran."""
+    return CACHE / f"{peer.name.replace(' ', '-')}.log"
 
 
 def _free_port() -> int:

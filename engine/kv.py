@@ -9,8 +9,10 @@ Who owns which page is the scheduler's business.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import psutil
 import torch
 from torch import Tensor
@@ -18,9 +20,10 @@ from torch import Tensor
 from engine.attention.base import LayerSpec
 from engine.messages import EngineConfig
 
-# On a CPU the pool shares memory with everything else on the machine, and all of it is touched at start.
+# On a CPU the pool shares memory with everything else on the machine.
 _CPU_SHARE = 0.25
 _CPU_BYTES = 2 << 30
+_CACHE_LINE = 64  # bytes: vectors that cross its border are read twice
 
 
 class KVPool:
@@ -38,13 +41,26 @@ class KVPool:
         self.device = device
         self.padding_page = num_pages
 
-        # Zeros, not empty: a masked score times the garbage of fresh memory could still be NaN.
         def pages(num_heads: int, dim: int) -> Tensor:
             shape = (page_size, num_heads) if tokens_first else (num_heads, page_size)
-            return torch.zeros(num_pages + 1, *shape, dim, device=device, dtype=dtype)
+            return _zeros((num_pages + 1, *shape, dim), device, dtype)
 
         self.keys = [pages(spec.num_kv_heads, spec.head_dim) for spec in specs]
         self.values = [pages(spec.num_kv_heads, spec.value_dim) for spec in specs]
+
+
+def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Zeros, not empty: a masked score times the garbage of fresh memory could still be NaN.
+
+    torch writes them. On a CPU they are asked of the system instead, which makes memory when it is first used: to
+    write 2 GiB took a third of a cold start.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, device=device, dtype=dtype)
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.zeros(size + _CACHE_LINE, dtype=np.uint8)
+    first = -memory.ctypes.data % _CACHE_LINE
+    return torch.from_numpy(memory[first : first + size]).view(dtype).view(shape)
 
 
 def page_bytes(specs: Sequence[LayerSpec], page_size: int, dtype: torch.dtype) -> int:

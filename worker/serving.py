@@ -251,7 +251,7 @@ class Answer:
         self._serving.metrics.answered(timing, usage, params, num_choices, reasons)
         first = timing.first_token or timing.started
         log.info(
-            "%s %s: prompt %d (%d cached), answer %d, %s, first token %.0f ms, all %.2f s",
+            "%s %s: prompt %d (%d cached), answer %d, %s, first token %.0f ms, all %.0f ms",
             self._operation.kind,
             self.id,
             usage.prompt_tokens,
@@ -259,7 +259,7 @@ class Answer:
             usage.completion_tokens,
             "/".join(dict.fromkeys(reasons)),
             1000 * (first - timing.started),
-            (timing.last_token or first) - timing.started,
+            1000 * ((timing.last_token or first) - timing.started),
         )
 
 

@@ -133,10 +133,10 @@ inline float fast_exp(float x) {
     return p * power;
 }
 
-// fast_exp of each. x <= 0
+// fast_exp of each. x <= 0, or NaN, which stays NaN
 inline Floats fast_exp(Floats x) {
     const Floats lowest = Floats{} - 87.0f;
-    x = x > lowest ? x : lowest;
+    x = x < lowest ? lowest : x;
     const Ints whole = __builtin_convertvector(x * 1.44269504f - 0.5f, Ints);  // to nearest, as x is not positive
     const Floats n = __builtin_convertvector(whole, Floats);
     Floats r = x - n * 0.693359375f;

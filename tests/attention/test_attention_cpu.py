@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -48,3 +50,14 @@ def test_many_single_queries_take_several_heads_at_once(spec):
     prompt = scene.sequence()
     assert scene.step({**dict.fromkeys(sequences, 1), prompt: 70}) < 2e-5
     assert scene.step(dict.fromkeys([*sequences, prompt], 1)) < 2e-5
+
+
+@pytest.mark.parametrize("count", [1, 9])
+def test_what_is_not_a_number_is_not_hidden(count):
+    """Or a broken sequence would go on with plausible nonsense, instead of failing alone."""
+    scene = Scene(CpuBackend(), spec_of(), page_size=16)
+    sequences = [scene.sequence() for _ in range(count)]
+    assert scene.step(dict.fromkeys(sequences, 20)) < 2e-5
+    scene.pool.keys[1][sequences[-1].pages[0], :, 3] = math.nan
+    assert scene.step(dict.fromkeys(sequences, 1)) == math.inf
+    assert not sequences[:-1] or scene.step(dict.fromkeys(sequences[:-1], 1)) < 2e-5
