@@ -18,7 +18,7 @@ NOTABLE_FLAGS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "a
 
 
 def about() -> dict[str, Any]:
-    """CPU model, cores, instruction sets that matter here, memory (bytes), kernel."""
+    """CPU model, cores, instruction sets that matter here, memory (bytes)."""
     text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     facts: dict[str, str] = {}
     for line in text.splitlines():
@@ -31,7 +31,6 @@ def about() -> dict[str, Any]:
         "cores": psutil.cpu_count(),
         "flags": [flag for flag in NOTABLE_FLAGS if flag in flags],
         "memory_bytes": psutil.virtual_memory().total,
-        "kernel": platform.release(),
         "python": platform.python_version(),
     }
 
