@@ -2,8 +2,7 @@
 
     python -m benchmarks.engine [--model DIR] [--dtype auto] [--quantization int8] [--threads 2] [--repeats 3]
 
-Same workloads as the side-by-side runs: distinct prompts of 127 tokens and 64 output tokens, 1, 8 or 32 at a time;
-and 8 at a time that share 512 of 640 tokens, with 32 output tokens. Printed per workload: output tokens a second
+The workloads of the side-by-side runs (benchmarks.load.WORKLOADS). Printed per workload: output tokens a second
 (medians over the repeats), the time of a step that only decodes (ms, lower quartile), and the share of the step that
 is not the model's forward.
 """
@@ -13,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,29 +21,13 @@ from engine.threads import before_torch
 
 before_torch()  # as the engine process does
 
+from benchmarks.load import WORKLOADS, Workload, token_prompts  # noqa: E402
 from engine.core import EngineCore  # noqa: E402
 from engine.grammar import GrammarCompiler  # noqa: E402
 from engine.messages import Command, EngineConfig, Request, SamplingParams  # noqa: E402
 from engine.runner import Runner  # noqa: E402
 
 FORWARD = ("launch", "collect")  # the phases of a step in which the model runs
-
-
-@dataclass(frozen=True)
-class Workload:
-    concurrency: int
-    requests: int
-    prompt_tokens: int = 127
-    output_tokens: int = 64
-    shared_tokens: int = 0
-
-
-WORKLOADS = {
-    "1 stream": Workload(1, 3),
-    "8 streams": Workload(8, 16),
-    "32 streams": Workload(32, 64),
-    "shared prefix": Workload(8, 16, prompt_tokens=640, output_tokens=32, shared_tokens=512),
-}
 
 
 @dataclass
@@ -55,21 +37,11 @@ class Result:
     other_share: float  # of the time of all steps: planning, committing, building messages
 
 
-def prompts(workload: Workload, vocab_size: int, seed: int) -> list[tuple[int, ...]]:
-    source = random.Random(seed)
-
-    def draw(count: int) -> tuple[int, ...]:
-        return tuple(source.randrange(100, vocab_size) for _ in range(count))
-
-    shared = draw(workload.shared_tokens)
-    return [shared + draw(workload.prompt_tokens - len(shared)) for _ in range(workload.requests)]
-
-
 def measure(runner: Runner, config: EngineConfig, workload: Workload, seed: int) -> Result:
     """A closed loop: whenever a request ends, the next one is sent. Raises AssertionError if a token is missing."""
     waiting: list[Command] = [
-        Request(f"r{index}", ids, SamplingParams(temperature=0.0, max_tokens=workload.output_tokens))
-        for index, ids in enumerate(prompts(workload, runner.info.vocab_size, seed))
+        Request(f"r{index}", tuple(ids), SamplingParams(temperature=0.0, max_tokens=workload.output_tokens))
+        for index, ids in enumerate(token_prompts(workload, runner.info.vocab_size, seed))
     ]
     open_requests = 0
 
@@ -83,22 +55,23 @@ def measure(runner: Runner, config: EngineConfig, workload: Workload, seed: int)
     core = EngineCore(config, runner, compiler.submit, receive)
     decode_s: list[float] = []
     total = workload.requests * workload.output_tokens
+    before = core.stats()
     start = perf_counter()
-    while core.stats().generation_tokens < total:
-        computed = core.stats()
+    while before.generation_tokens < total:
         begin = perf_counter()
         messages = core.step()
         elapsed = perf_counter() - begin
         for message in messages:
             open_requests -= sum(output.finish is not None for output in getattr(message, "outputs", ()))
         after = core.stats()
-        if after.generation_tokens - computed.generation_tokens == workload.concurrency == after.num_running and (
-            after.prompt_tokens == computed.prompt_tokens
+        if after.generation_tokens - before.generation_tokens == workload.concurrency == after.num_running and (
+            after.prompt_tokens == before.prompt_tokens
         ):
             decode_s.append(elapsed)
+        before = after
     seconds = perf_counter() - start
-    assert core.stats().generation_tokens == total
-    steps = core.stats().step_s
+    assert before.generation_tokens == total
+    steps = before.step_s
     return Result(
         output_tokens_per_s=total / seconds,
         decode_ms=1000 * statistics.quantiles(decode_s)[0],

@@ -38,6 +38,17 @@ class Workload:
     rate: float | None = None  # requests a second, Poisson; None = as fast as the concurrency allows
 
 
+# What every comparison runs, over HTTP and engines alone.
+WORKLOADS = {
+    "1 stream": Workload(concurrency=1, requests=4),
+    "8 streams": Workload(concurrency=8, requests=16),
+    "32 streams": Workload(concurrency=32, requests=64),
+    "shared prefix": Workload(
+        concurrency=8, requests=16, prompt_tokens=640, shared_prefix_tokens=512, output_tokens=32
+    ),
+}
+
+
 @dataclass
 class Timing:
     sent_s: float
@@ -89,6 +100,17 @@ def prompts(tokenizer: Tokenizer, workload: Workload, seed: int | str) -> Iterat
     rng = random.Random(seed)
     for _ in range(workload.requests):
         yield prompt_text(tokenizer, rng, workload.prompt_tokens, start=shared)
+
+
+def token_prompts(workload: Workload, vocab_size: int, seed: int | str) -> list[list[int]]:
+    """As `prompts`, as token ids, for engines that take these."""
+    source = random.Random(seed)
+
+    def draw(count: int) -> list[int]:
+        return [source.randrange(100, vocab_size) for _ in range(count)]
+
+    shared = draw(workload.shared_prefix_tokens)
+    return [shared + draw(workload.prompt_tokens - len(shared)) for _ in range(workload.requests)]
 
 
 def prompt_text(tokenizer: Tokenizer, rng: random.Random, num_tokens: int, start: str = "") -> str:

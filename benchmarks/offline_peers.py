@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import random
 import statistics
 import subprocess
 import sys
@@ -21,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import gguf_file, machine
-from benchmarks.load import Workload
+from benchmarks.load import WORKLOADS, token_prompts
 from benchmarks.peers import CACHE, ROOT, TRANSFORMERS_SERVE, Peer, PeerError
-from benchmarks.side_by_side import RESULTS, WORKLOADS
+from benchmarks.side_by_side import write
 
 OURS = "worker-paged-engine"
 OPENVINO = Peer(
@@ -36,16 +35,6 @@ HOMES = {OPENVINO.name: OPENVINO, "transformers-generate": TRANSFORMERS_SERVE}
 MAX_TRIES = 3
 RUN_TIMEOUT_S = 900
 Row = dict[str, Any]
-
-
-def prompts(workload: Workload, vocab_size: int, seed: str) -> list[list[int]]:
-    source = random.Random(seed)
-
-    def draw(count: int) -> list[int]:
-        return [source.randrange(100, vocab_size) for _ in range(count)]
-
-    shared = draw(workload.shared_prefix_tokens)
-    return [shared + draw(workload.prompt_tokens - len(shared)) for _ in range(workload.requests)]
 
 
 def run_ours(model: Path, labels: list[str], dtype: str, threads: int) -> dict[str, float]:
@@ -70,7 +59,7 @@ def run_peer(name: str, model: Path, labels: list[str], dtype: str, threads: int
             label: {
                 "concurrency": WORKLOADS[label].concurrency,
                 "output_tokens": WORKLOADS[label].output_tokens,
-                "prompts": prompts(WORKLOADS[label], vocab_size, f"{label}, turn {turn}"),
+                "prompts": token_prompts(WORKLOADS[label], vocab_size, f"{label}, turn {turn}"),
             }
             for label in labels
         },
@@ -165,20 +154,8 @@ def main() -> None:
         arguments.threads,
         arguments.repeats,
     )
-    about = {
-        "date": str(datetime.date.today()),
-        "machine": machine.about(),
-        "model": arguments.model.name,
-        "dtype": arguments.dtype,
-        "threads": arguments.threads,
-        "versions": {name: HOMES[name].version() for name in arguments.engines if name in HOMES},
-    }
-    text = table(rows, arguments.workloads)
-    RESULTS.mkdir(exist_ok=True)
-    file = RESULTS / f"{arguments.name}.json"
-    file.write_text(json.dumps({"about": about, "rows": rows}, indent=1), encoding="utf-8")
-    file.with_suffix(".md").write_text(text + "\n", encoding="utf-8")
-    print(f"\n{text}\n\nwritten to {file}")
+    versions = {name: HOMES[name].version() for name in arguments.engines if name in HOMES}
+    write(arguments, rows, table(rows, arguments.workloads), {"versions": versions})
 
 
 if __name__ == "__main__":

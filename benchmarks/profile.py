@@ -9,10 +9,10 @@ context; `--context 127 --tokens 127` is the prefill of a prompt. Milliseconds, 
     build       plan -> arrays (Python, numpy)
     gemms       the linear layers of all decoder layers, by name
     attention   over pages, with the writing of keys and values
-    small       norms, rotary embedding, SwiGLU, embedding, last norm
+    small       norms, rotary embedding, SwiGLU
     head        hidden states -> logits
-    sample      adjusting, drawing, the tokens as Python numbers
-    rest        of a whole step, what none of these explain
+    sample      adjusting, drawing, the tokens as Python numbers: step less build, forward and head
+    rest        of the forward, what gemms, attention and small do not explain (less than 0: they run better together)
 """
 
 from __future__ import annotations

@@ -27,21 +27,13 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from benchmarks import load, machine, peers
-from benchmarks.load import Workload
+from benchmarks.load import WORKLOADS
 from benchmarks.peers import Running
 
 RESULTS = Path(__file__).parent / "results"
 MAX_TRIES = 4  # of one measurement, when others disturb it
 IDLE_SHARE = 0.03  # of a core: a server that takes more while idle is stopped while others work
 OURS = peers.WORKER_PAGED.name
-WORKLOADS = {
-    "1 stream": Workload(concurrency=1, requests=4),
-    "8 streams": Workload(concurrency=8, requests=16),
-    "32 streams": Workload(concurrency=32, requests=64),
-    "shared prefix": Workload(
-        concurrency=8, requests=16, prompt_tokens=640, shared_prefix_tokens=512, output_tokens=32
-    ),
-}
 Row = dict[str, Any]
 
 
@@ -201,6 +193,23 @@ def _cpu_per_1000(row: Row) -> float:
     return 1000 * float(row["server_cpu_s"]) / int(row["output_tokens"])
 
 
+def write(arguments: argparse.Namespace, rows: list[Row], text: str, facts: dict[str, Any]) -> None:
+    """Rows and what they were measured with as <name>.json, `text` as <name>.md, in RESULTS. `facts`: of this run."""
+    about = {
+        "date": str(datetime.date.today()),
+        "machine": machine.about(),
+        "model": arguments.model.name,
+        "dtype": arguments.dtype,
+        "threads": arguments.threads,
+        **facts,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    file = RESULTS / f"{arguments.name}.json"
+    file.write_text(json.dumps({"about": about, "rows": rows}, indent=1), encoding="utf-8")
+    file.with_suffix(".md").write_text(text + "\n", encoding="utf-8")
+    print(f"\n{text}\n\nwritten to {file}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--peers", nargs="*", default=[peer.name for peer in peers.DEFAULT], choices=list(peers.ALL))
@@ -221,21 +230,8 @@ def main() -> None:
         compare(arguments.peers, arguments.workloads, arguments.repeats, comparison)
     except KeyboardInterrupt:
         print("stopped; this is what was measured until now")
-    about = {
-        "date": str(datetime.date.today()),
-        "machine": machine.about(),
-        "model": arguments.model.name,
-        "dtype": arguments.dtype,
-        "threads": arguments.threads,
-        "repeats": arguments.repeats,
-        "servers": comparison.about,
-    }
-    text = tables(comparison.rows, comparison.about)
-    RESULTS.mkdir(exist_ok=True)
-    file = RESULTS / f"{arguments.name}.json"
-    file.write_text(json.dumps({"about": about, "rows": comparison.rows}, indent=1), encoding="utf-8")
-    file.with_suffix(".md").write_text(text + "\n", encoding="utf-8")
-    print(f"\n{text}\n\nwritten to {file}")
+    facts = {"repeats": arguments.repeats, "servers": comparison.about}
+    write(arguments, comparison.rows, tables(comparison.rows, comparison.about), facts)
 
 
 if __name__ == "__main__":

@@ -87,15 +87,16 @@ class NativeLinear(Linear):
         )
 
     def __call__(self, x: Tensor) -> Tensor:
-        x = x.contiguous()
-        out = x.new_empty(x.shape[0], self.struct.outputs)
-        self._gemm(self.struct, x.data_ptr(), x.shape[0], None, out.data_ptr())
-        return out
+        return self._run(x, None)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        return self._run(x, residual.data_ptr())
+
+    def _run(self, x: Tensor, residual: int | None) -> Tensor:
+        """`residual`: where it lies, if one is to be added."""
         x = x.contiguous()
         out = x.new_empty(x.shape[0], self.struct.outputs)
-        self._gemm(self.struct, x.data_ptr(), x.shape[0], residual.data_ptr(), out.data_ptr())
+        self._gemm(self.struct, x.data_ptr(), x.shape[0], residual, out.data_ptr())
         return out
 
 

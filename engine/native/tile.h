@@ -109,7 +109,7 @@ void soften(float* scores, int64_t lo, int64_t hi, int64_t count, float softcap,
         const Floats x = load_many(scores + i);
         many = x > many ? x : many;
     }
-    float largest = many[0], sum = 0;
+    float largest = many[0];
     for (int j = 1; j < kWidth; j++) largest = std::max(largest, many[j]);
     for (int64_t i = whole; i < hi; i++) largest = std::max(largest, scores[i]);
     many = Floats{};
@@ -118,7 +118,7 @@ void soften(float* scores, int64_t lo, int64_t hi, int64_t count, float softcap,
         std::memcpy(scores + i, &x, sizeof x);
         many += x;
     }
-    sum = sum_of(many);
+    float sum = sum_of(many);
     for (int64_t i = whole; i < hi; i++) sum += scores[i] = fast_exp(scores[i] - largest);
     if (result[0] != largest) {
         float factor = fast_exp(result[0] - largest);

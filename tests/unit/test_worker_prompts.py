@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ from tokenizers import Tokenizer as Backend
 
 import templates
 from tests.fakes import small_tokenizers as small
+from tests.unit.loop_ticks import ticking
 from worker.errors import BadRequest, ContextLength
 from worker.fim import FORMATS, fim_format
 from worker.prompts import PromptBuilder
@@ -100,18 +100,9 @@ async def test_what_cannot_fit_is_refused_before_it_is_encoded(llama: PromptBuil
 
 async def test_long_prompts_leave_the_loop_free(tmp_path: Path) -> None:
     prompts = builder(tmp_path, small.byte_level_bpe(), max_model_len=10_000_000)
-    ticks = 0
-
-    async def tick() -> None:
-        nonlocal ticks
-        while True:
-            ticks += 1
-            await asyncio.sleep(0.001)
-
-    ticking = asyncio.create_task(tick())
-    (ids,) = await completion(prompts, prompt="The quick brown fox. " * 40_000)
-    ticking.cancel()
-    assert len(ids) > 40_000 and ticks > 10
+    async with ticking() as ticks:
+        (ids,) = await completion(prompts, prompt="The quick brown fox. " * 40_000)
+    assert len(ids) > 40_000 and ticks.count > 10
 
 
 async def test_templates_refuse_in_their_own_words(tmp_path: Path) -> None:

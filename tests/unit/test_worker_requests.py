@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.unit.loop_ticks import ticking
 from tests.unit.strategies import any_json
 from worker.errors import MAX_MESSAGE_CHARS, BadRequest, WorkerError
 from worker.protocol.body import UNSUPPORTED
@@ -441,19 +441,9 @@ def test_an_array_that_is_far_too_long_is_refused_before_it_is_looked_at(parse: 
 
 async def test_a_body_that_takes_long_to_check_is_checked_beside_the_loop() -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "hi"}] * 5}] * 9_000
-    ticks = 0
-
-    async def tick() -> None:
-        nonlocal ticks
-        while True:
-            ticks += 1
-            await asyncio.sleep(0.001)
-
-    ticking = asyncio.create_task(tick())
-    await asyncio.sleep(0)
-    assert len((await ChatCompletionRequest.parse_async({"messages": messages})).messages) == 9_000
-    assert ticks > 5
-    ticking.cancel()
+    async with ticking() as ticks:
+        assert len((await ChatCompletionRequest.parse_async({"messages": messages})).messages) == 9_000
+    assert ticks.count > 5
 
 
 @pytest.mark.parametrize(
