@@ -62,10 +62,7 @@ class _Front:
 
 
 async def _page(request: Request) -> Response:
-    policy = (
-        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
-    )
-    return Response(PAGE.read_bytes(), media_type="text/html", headers={"content-security-policy": policy})
+    return Response(PAGE.read_bytes(), media_type="text/html", headers={"content-security-policy": PAGE_POLICY})
 
 
 async def _health(broker: Broker, request: Request) -> Response:
@@ -79,7 +76,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """404 and 405 of the job API's routes, with the body that all errors have."""
     path = request.url.path[:200]
     if isinstance(error, HTTPException) and error.status_code == 405:
-        return _failed(MethodNotAllowed(f"{path} does not take {request.method}"))
+        allow = (error.headers or {}).get("Allow", "")
+        return _failed(MethodNotAllowed(f"{path} takes {allow}, not {request.method}", allow=allow))
     return _failed(RouteNotFound(f"unknown URL: {request.method} {path}"))
 
 

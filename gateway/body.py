@@ -15,6 +15,8 @@ from worker.errors import BadRequest, WorkerError
 
 # Checking a larger body takes long enough to be noticed by every stream, so that is done beside the event loop.
 LARGE_BYTES = 1_000_000
+# Some clients begin every text with it; JSON parsers may skip it.
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class Encoded(WorkerError):
@@ -30,7 +32,7 @@ async def read_json(
     _require_plain(headers)
     if (length := headers.get("content-length", "")).isdigit() and int(length) > limit:
         raise too_large(limit)
-    body = await read_body(receive, limit)
+    body = (await read_body(receive, limit)).removeprefix(_BYTE_ORDER_MARK)
     if not body:
         if optional:
             return b"{}", {}

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from worker.errors import InternalError, WorkerError, clip
+from worker.errors import InternalError, MethodNotAllowed, WorkerError, clip
 
 # How the SDK writes a generator handler's exception.
 _TRACEBACK = " \ntraceback:"
@@ -27,10 +27,12 @@ class Failure:
     status: int
     error: dict[str, Any]  # {message, type, param, code}
     retry_after_s: float | None = None
+    allow: str | None = None  # the methods that a route takes
 
     @classmethod
     def of(cls, error: WorkerError) -> Failure:
-        return cls(error.status, error.body()["error"], error.retry_after_s)
+        allow = error.allow if isinstance(error, MethodNotAllowed) else None
+        return cls(error.status, error.body()["error"], error.retry_after_s, allow)
 
     @property
     def message(self) -> str:
@@ -40,9 +42,12 @@ class Failure:
         return orjson.dumps({"error": self.error})
 
     def headers(self) -> dict[str, str]:
-        if self.retry_after_s is None:
-            return {}
-        return {"retry-after": str(max(1, math.ceil(self.retry_after_s)))}
+        headers = {}
+        if self.retry_after_s is not None:
+            headers["retry-after"] = str(max(1, math.ceil(self.retry_after_s)))
+        if self.allow is not None:
+            headers["allow"] = self.allow
+        return headers
 
 
 def read(error: Any) -> Failure:

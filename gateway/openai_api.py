@@ -58,7 +58,7 @@ class OpenAiApi:
         """The job as it is queued, and whether it asks for a stream. Headers do not reach a worker, so what matters of
         them goes into the body."""
         name = jsontext.dumps(route.name)
-        if route.method == "GET":
+        if route.method == "GET":  # or HEAD: the server leaves the answer's body out
             return b'{"input":{"openai_route":' + name + b"}}", False
         optional = route.name == "/reset_prefix_cache"
         body, value = await read_json(receive, headers, MAX_BODY_BYTES, optional=optional)

@@ -23,6 +23,10 @@ class Route:
     media_type: str = JSON  # of an answer that is plain text
     streams: bool = False  # whether it takes "stream": true
 
+    @property
+    def methods(self) -> tuple[str, ...]:
+        return ("GET", "HEAD") if self.method == "GET" else (self.method,)
+
 
 _ROUTES = {
     "/chat/completions": Route("/v1/chat/completions", "POST", streams=True),
@@ -33,6 +37,7 @@ _ROUTES = {
     "/tokenize": Route("/tokenize", "POST"),
     "/detokenize": Route("/detokenize", "POST"),
     "/tokenizer_info": Route("/tokenizer_info", "GET"),
+    "/health": Route("/health", "GET"),  # of the worker; at the root it is the gateway's own
     "/version": Route("/version", "GET"),
     "/load": Route("/load", "GET"),
     "/metrics": Route("/metrics", "GET", PROMETHEUS),
@@ -45,8 +50,9 @@ def find(method: str, path: str) -> Route:
     route = _lookup(path)
     if route is None:
         raise RouteNotFound(f"unknown URL: {method} {path[:200]}")
-    if route.method != method:
-        raise MethodNotAllowed(f"{path[:200]} takes {route.method}, not {method}")
+    if method not in route.methods:
+        allow = ", ".join(route.methods)
+        raise MethodNotAllowed(f"{path[:200]} takes {allow}, not {method}", allow=allow)
     return route
 
 
@@ -56,6 +62,6 @@ def _lookup(path: str) -> Route | None:
             rest = path[len(prefix) :].rstrip("/")
             if rest in _ROUTES:
                 return _ROUTES[rest]
-            if prefix and rest.startswith("/models/"):  # the names of models contain slashes
+            if rest.startswith("/models/"):  # the names of models contain slashes
                 return Route("/v1" + rest, "GET")
     return None

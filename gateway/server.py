@@ -27,6 +27,7 @@ import uvicorn
 
 from gateway.app import build
 from gateway.broker import Broker
+from gateway.http import Http
 from worker.settings import GatewaySettings
 
 SECRET_VARIABLE = "WORKER_PAGED_SECRET"
@@ -45,6 +46,7 @@ def make_server(broker: Broker, settings: GatewaySettings, secret: str) -> uvico
     return uvicorn.Server(
         uvicorn.Config(
             build(settings, broker, secret),
+            http=Http,
             lifespan="off",
             log_level="warning",
             access_log=False,

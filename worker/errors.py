@@ -6,7 +6,7 @@
     ├── Unauthorized         401  invalid_api_key
     ├── ModelNotFound        404  model_not_found
     ├── RouteNotFound        404  unknown_url
-    ├── MethodNotAllowed     405  method_not_allowed
+    ├── MethodNotAllowed     405  method_not_allowed      `allow` becomes the Allow header
     ├── PayloadTooLarge      413  request_too_large
     ├── RateLimited          429  rate_limit_exceeded     `retry_after_s` becomes the Retry-After header
     ├── InternalError        500  server_error
@@ -80,9 +80,15 @@ class RouteNotFound(WorkerError):
 
 
 class MethodNotAllowed(WorkerError):
+    """`allow`: the methods that the route takes, as the Allow header names them."""
+
     status = 405
     type = "invalid_request_error"
     code = "method_not_allowed"
+
+    def __init__(self, message: str, *, allow: str, param: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.allow = allow
 
 
 class PayloadTooLarge(WorkerError):

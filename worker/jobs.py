@@ -104,7 +104,7 @@ def _routed(job_input: dict[str, Any], route_key: str, body_key: str, default_ro
     if expected == "GET":
         return Operation(operation, model_id=model_id)
     if body is None and method.upper() == "GET" and "method" in job_input:
-        raise MethodNotAllowed(f"{route_key} {quote(route)} takes POST", param="method")
+        raise MethodNotAllowed(f"{route_key} {quote(route)} takes POST", allow="POST", param="method")
     if body is None and operation not in _BODILESS:
         fail(body_key, f"is required: {quote(route)} takes a JSON body", "missing_required_parameter")
     if body is not None and not isinstance(body, dict):

@@ -19,11 +19,14 @@ from worker.errors import MethodNotAllowed, RouteNotFound
 def test_every_route_is_found_below_every_prefix(prefix: str) -> None:
     assert routes.find("POST", prefix + "/chat/completions").name == "/v1/chat/completions"
     assert routes.find("GET", prefix + "/models/").name == "/v1/models"
+    assert routes.find("HEAD", prefix + "/models").name == "/v1/models"
+    assert routes.find("GET", prefix + "/models/org/name").name == "/v1/models/org/name"
+    assert routes.find("GET", prefix + "/health").name == "/health"
     assert routes.find("POST", prefix + "/tokenize").name == "/tokenize"
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/v1", "/v1/", "/v2/other/openai/v1/models", "/models/x", "/v1/chat", "/v1/models/"]
+    "path", ["/", "/v1", "/v1/", "/v2/other/openai/v1/models", "/model/x", "/v1/chat", "/v1/models/"]
 )
 def test_other_paths(path: str) -> None:
     if path == "/v1/models/":
@@ -34,8 +37,12 @@ def test_other_paths(path: str) -> None:
 
 
 def test_the_wrong_method_is_told_from_the_wrong_path() -> None:
-    with pytest.raises(MethodNotAllowed, match="takes POST, not GET"):
+    with pytest.raises(MethodNotAllowed, match="takes POST, not GET") as caught:
         routes.find("GET", "/v1/completions")
+    assert caught.value.allow == "POST"
+    with pytest.raises(MethodNotAllowed) as caught:
+        routes.find("DELETE", "/v1/models/x")
+    assert caught.value.allow == "GET, HEAD"
 
 
 @pytest.mark.parametrize(
