@@ -1,7 +1,8 @@
 """JSON read while it is still being written.
 
-Models write almost JSON: a raw new line in a string, a closing bracket left out. Copying repairs exactly these two, so
-that what a client puts together can be parsed; everything else passes as it is.
+Models write almost JSON: a raw new line in a string, a closing bracket left out, a comma before a closing bracket,
+Python's True, False and None. Copying repairs exactly these, so that what a client puts together can be parsed;
+everything else passes as it is.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from typing import Any
 from worker.parsers.source import Source, Steps
 
 _CLOSING = {"{": "}", "[": "]"}
-_PLAIN = re.compile(r'[^"{}\[\]<`]*')
+_PLAIN = re.compile(r'[^-+.\w"{}\[\],<`]*')
 _IN_STRING = re.compile(r'[^"\\\x00-\x1f]*')
 _SCALAR = re.compile(r"[-+.\w]*")
+_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
 def escape(text: str) -> str:
@@ -50,7 +52,7 @@ def copy_value(source: Source, emit: Callable[[str], None], ends: tuple[str, ...
         char = yield from source.peek()
         if char == "":
             return False
-        if ends and open_brackets and (yield from _comes_one_of(source, ends)):
+        if ends and open_brackets and (yield from comes_one_of(source, ends)):
             emit("".join(_CLOSING[bracket] for bracket in reversed(open_brackets)))
             return True
         if char == '"':
@@ -63,18 +65,24 @@ def copy_value(source: Source, emit: Callable[[str], None], ends: tuple[str, ...
             if open_brackets:
                 open_brackets.pop()
                 emit(source.take(1))
+        elif _SCALAR.fullmatch(char):
+            scalar = yield from source.run(_SCALAR)
+            emit(_WORDS.get(scalar, scalar))
         elif not open_brackets:
-            yield from source.copy_run(_SCALAR, emit)
             return True
-        elif char not in "<`":
-            yield from source.copy_run(_PLAIN, emit)
-        else:
+        elif char == ",":
+            comma = source.take(1) + (yield from source.space())
+            ended = (yield from source.peek()) in ("}", "]") or (yield from comes_one_of(source, ends))
+            emit(comma[1:] if ended else comma)
+        elif char in "<`":
             emit(source.take(1))
+        else:
+            yield from source.copy_run(_PLAIN, emit)
         if not open_brackets:
             return True
 
 
-def _comes_one_of(source: Source, texts: tuple[str, ...]) -> Steps[bool]:
+def comes_one_of(source: Source, texts: tuple[str, ...]) -> Steps[bool]:
     source.mark()
     found = yield from source.one_of(texts)
     source.rewind()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from worker.parsers.base import Content, ToolCallArgs, ToolCallStart, Trail
-from worker.parsers.partial_json import copy_value, loads, read_string, read_value
+from worker.parsers.partial_json import comes_one_of, copy_value, loads, read_string, read_value
 from worker.parsers.source import Machine, Steps
 
 # By name, the JSON schema of the arguments (None: not given, any object).
@@ -133,9 +133,13 @@ class ToolParser(Machine):
             self.emit(ToolCallArgs(self.count - 1, fragment))
 
     def arguments_of(self, name: str, call_id: str | None = None) -> Steps[None]:
-        """A call of `name` whose arguments, a JSON object, come next. Raises NotACall where none comes."""
+        """A call of `name` whose arguments, a JSON object, come next, or its end: there are none. Raises NotACall where
+        neither comes."""
         yield from self.source.space()
-        if (yield from self.source.peek()) == "{":
+        if (yield from comes_one_of(self.source, self.ends)):
+            self.begin(name, call_id)
+            self.args("{}")
+        elif (yield from self.source.peek()) == "{":
             self.begin(name, call_id)
             yield from copy_value(self.source, self.args, self.ends)
         else:
@@ -231,14 +235,15 @@ class ToolParser(Machine):
 
 
 def _arguments(text: str | None) -> str:
-    """Arguments that are no object as they stand: null, or an object within a string."""
+    """Arguments that are no object as they stand: none at all, or an object within a string."""
     try:
         value = loads(text or "")
         if isinstance(value, str):
-            text, value = value, loads(value)
+            text = value.strip()
+            value = loads(text) if text else None
     except ValueError:
         raise NotACall from None
-    if value is None:
+    if not value and not isinstance(value, bool | int | float):
         return "{}"
     if not isinstance(value, dict):
         raise NotACall

@@ -9,22 +9,34 @@ from typing import Any
 from worker.parsers.partial_json import dumps, loads
 
 _MAX_REFERENCES = 20  # followed in a row
+_MAX_PARTS = 4  # of parts within parts that are looked into
+_PARTS = ("allOf", "anyOf", "oneOf")
+_NULLS = ("null", "None")
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
 
 
 def property_types(schema: Mapping[str, Any] | None, key: str) -> frozenset[str]:
     """The JSON types that argument `key` may have; empty = any."""
-    properties = _resolved(schema, schema or {}).get("properties")
-    declared = properties.get(key) if isinstance(properties, Mapping) else None
-    return _types(declared, schema or {}, 0)
+    return _types(_declared(schema, key, schema or {}, 0), schema or {}, 0)
 
 
-def typed(text: str, types: frozenset[str]) -> str:
-    """The JSON text of a value written as `text`: the first reading that `types` allow, else a string."""
+def property_words(schema: Mapping[str, Any] | None, key: str) -> frozenset[str]:
+    """The strings that the schema names as values of argument `key`."""
+    return _words(_declared(schema, key, schema or {}, 0), schema or {}, 0)
+
+
+def typed(text: str, types: frozenset[str], words: frozenset[str] = frozenset()) -> str:
+    """The JSON text of a value written as `text`: one of `words` as it stands, else the first reading that `types`
+    allow, else a string."""
+    if text.strip() in words:
+        return dumps(text.strip())
     for read in (_as_json, _as_word, _as_literal):
         try:
             value = read(text.strip())
             if _type_of(value) & types or (not types and not isinstance(value, str)):
+                # Where a string may come, "none" and "NULL" are strings like any other.
+                if value is None and "string" in types and text.strip() not in _NULLS:
+                    continue
                 return dumps(value)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             continue
@@ -72,13 +84,32 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
     if isinstance(values, list) and values:
         return frozenset().union(*(frozenset({"string"}) if isinstance(v, str) else _type_of(v) for v in values))
-    for keyword in ("anyOf", "oneOf", "allOf"):
+    for keyword in _PARTS:
         if isinstance(options := schema.get(keyword), list):
             found = [_types(option, root, depth + 1) for option in options]
             if keyword != "allOf" and not all(found):
                 return frozenset()  # one of them allows any type
             return frozenset().union(*found)
     return frozenset()
+
+
+def _declared(schema: Any, key: str, root: Mapping[str, Any], depth: int) -> Any:
+    """What the schema says of argument `key`, in whichever of its parts; None = nothing."""
+    schema = _resolved(schema, root)
+    properties = schema.get("properties")
+    if isinstance(properties, Mapping) and key in properties:
+        return properties[key]
+    parts = (option for keyword in _PARTS if isinstance(options := schema.get(keyword), list) for option in options)
+    found = (_declared(part, key, root, depth + 1) for part in parts if depth < _MAX_PARTS)
+    return next((declared for declared in found if declared is not None), None)
+
+
+def _words(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
+    schema = _resolved(schema, root)
+    values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    words = frozenset(value for value in values if isinstance(value, str)) if isinstance(values, list) else frozenset()
+    parts = (option for keyword in _PARTS if isinstance(options := schema.get(keyword), list) for option in options)
+    return words.union(*(_words(part, root, depth + 1) for part in parts if depth < _MAX_PARTS))
 
 
 def _resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:

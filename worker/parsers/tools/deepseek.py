@@ -6,6 +6,7 @@ import re
 from worker.parsers.source import Steps
 from worker.parsers.tool_parser import NotACall, Shape, ToolParser
 
+_FENCE = "```json"
 _LINE = re.compile(r"[^\n{]*")
 
 
@@ -31,7 +32,9 @@ class DeepSeek(ToolParser):
         if name == "function" and (yield from self.source.peek()) != "{":
             name = (yield from self.source.run(_LINE)).strip()
             yield from self.source.space()
-            yield from self.source.literal("```json")
+            if (yield from self.source.cut_off((_FENCE,))):
+                raise NotACall
+            yield from self.source.literal(_FENCE)
         yield from self.arguments_of(name)
         yield from self.end()  # of the fence
         yield from self.end()

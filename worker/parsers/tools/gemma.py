@@ -8,7 +8,7 @@ from worker.parsers.source import Steps
 from worker.parsers.tool_parser import NotACall, ToolParser
 from worker.parsers.values import typed
 
-_NAME = re.compile(r"[\w.-]*")
+_NAME = re.compile(r"[\w.:-]*")
 _KEY = re.compile(r"[^:{}\[\],<]*")
 _SCALAR = re.compile(r"[^{}\[\],<]*")
 _MAX_DEPTH = 50

@@ -10,7 +10,7 @@ from worker.parsers.partial_json import dumps
 from worker.parsers.source import Steps
 from worker.parsers.tool_parser import NotACall, ToolParser
 
-_NAME = re.compile(r"[\w.-]*")
+_NAME = re.compile(r"[\w.:-]*")
 _PLAIN = re.compile(r"[^()\[\]{}\"'\\]*")
 _JSON_WORDS = {"true": True, "false": False, "null": None}
 _MAX_CHARS = 100_000  # of one call's arguments, for the parser of Python

@@ -13,6 +13,7 @@ class Qwen3Coder(ParameterParser):
     closes = ("</tool_call>",)
     starts = ("<function=",)
     ends = ("</function>",)
+    in_lines = True
     shape = Shape(
         "<tool_call>\n<function=NAME>\n",
         "</function>\n</tool_call>",
@@ -42,7 +43,6 @@ class Qwen3Coder(ParameterParser):
         key: list[str] = []
         if (yield from self.source.until((">",), key.append)) is None:
             return
-        yield from self.source.literal("\n")
         end = yield from self.argument("".join(key).strip(), (_END, f"\n{_PARAMETER}", *self.ends))
         if end is not None and end != _END:
             self.source.unread(end.lstrip("\n"))  # the end of the parameter was left out
@@ -51,6 +51,7 @@ class Qwen3Coder(ParameterParser):
 class SeedOss(Qwen3Coder):
     opens = ("<seed:tool_call>",)
     closes = ("</seed:tool_call>",)
+    in_lines = False
     shape = Shape(
         "<seed:tool_call>\n<function=NAME>\n",
         "</function>\n</seed:tool_call>",

@@ -41,6 +41,7 @@ class ReAct(ToolParser):
         text = "".join(body).strip()
         if fenced := _FENCE.fullmatch(text):
             text = fenced[1]
+        text = "{}" if text in ("null", "None") else text
         try:
             if not isinstance(loads(text), dict):
                 raise NotACall
