@@ -120,6 +120,7 @@ def read_weights(config: EngineConfig, folder: Path, hf_config: Any, device: tor
             attn_implementation=base.IMPLEMENTATION,
             local_files_only=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # told of below, by name
             **(files if weights is None else {"state_dict": weights}),
             **options,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -77,6 +78,29 @@ def _names(value: str) -> tuple[str, ...]:
     return names
 
 
+def _origins(value: str) -> tuple[str, ...]:
+    # As browsers write them: no capitals, no slash at the end.
+    origins = tuple(name.rstrip("/") for name in _names(value.lower()))
+    return _each(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+", origins, "an origin such as http://localhost:5173")
+
+
+def _hosts(value: str) -> tuple[str, ...]:
+    form = r"\*|[\w.-]+|([0-9a-f]*:){2,}[0-9a-f.]*"
+    return _each(form, _names(value.lower()), "a host name without scheme and port")
+
+
+def _each(form: str, entries: tuple[str, ...], expected: str) -> tuple[str, ...]:
+    if not all(re.fullmatch(form, entry) for entry in entries):
+        raise ValueError(f"expected {expected}, or several with commas between, or *")
+    return entries
+
+
+def _header_text(value: str) -> str:
+    if not (value.isascii() and value.isprintable()):
+        raise ValueError("expected printable ASCII, as a header can carry it")
+    return value
+
+
 def _json_object(value: str) -> dict[str, Any]:
     try:
         parsed = json.loads(value)
@@ -91,6 +115,9 @@ text = Type(_text, zero_unset=True)
 secret_text = Type(_text)
 flag = Type(_flag)
 names = Type(_names)
+origins = Type(_origins)
+hosts = Type(_hosts)
+secret_header = Type(_header_text)
 json_object = Type(_json_object, zero_unset=True)
 
 

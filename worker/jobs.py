@@ -96,15 +96,15 @@ def _routed(job_input: dict[str, Any], route_key: str, body_key: str, default_ro
         route = default_route
     if not isinstance(route, str):
         fail(route_key, f"must be a string, got {kind(route)}", "invalid_type")
-    if method is None:
-        method = "GET" if body is None else "POST"
-    if not isinstance(method, str):
+    if method is not None and not isinstance(method, str):
         fail("method", f"must be a string, got {kind(method)}", "invalid_type")
     expected, operation, model_id = _route(route)
+    # A POST without meaning is how some callers ask for everything.
+    if method is not None and method.upper() not in (expected, "POST"):
+        text = f"{route_key} {quote(route)} takes {expected}, not {quote(method)}"
+        raise MethodNotAllowed(text, allow=expected, param="method")
     if expected == "GET":
         return Operation(operation, model_id=model_id)
-    if body is None and method.upper() == "GET" and "method" in job_input:
-        raise MethodNotAllowed(f"{route_key} {quote(route)} takes POST", allow="POST", param="method")
     if body is None and operation not in _BODILESS:
         fail(body_key, f"is required: {quote(route)} takes a JSON body", "missing_required_parameter")
     if body is not None and not isinstance(body, dict):

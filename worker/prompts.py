@@ -58,6 +58,7 @@ class PromptBuilder:
         prompt = await self._render_and_encode(request, request.messages, request.add_special_tokens)
         if (ids := truncated(prompt.ids, request, self._model)) != prompt.ids:
             prompt = replace(prompt, ids=ids, text=None)
+        check_token_ids("messages", ids, self._model.vocab_size)  # a tokenizer may have more than the model
         continues = request.continue_final_message or not request.add_generation_prompt
         return replace(prompt, previous=self._last_text_token(ids) if continues else None)
 
@@ -87,8 +88,8 @@ class PromptBuilder:
                 self._refuse_if_endless(len(given), "prompt")
             prompt = await self._encode_raw(given, request.add_special_tokens, num_chars)
         else:
-            check_token_ids("prompt", given, self._model.vocab_size)
             prompt = Prompt(given)
+        check_token_ids("prompt", prompt.ids, self._model.vocab_size)
         if (ids := truncated(prompt.ids, request, self._model)) != prompt.ids:
             prompt = replace(prompt, ids=ids, text=None)
         return replace(prompt, previous=self._last_text_token(ids))

@@ -66,6 +66,8 @@ def defaults(settings: Settings, generation_config: Mapping[str, Any]) -> Defaul
     source = generation_config if settings.generation_config == "auto" else {}
     values: dict[str, Any] = {}
     override = settings.override_generation_config
+    if unknown := sorted(override.keys() - _RANGES.keys()):
+        raise SettingsError(f"OVERRIDE_GENERATION_CONFIG: {unknown[0]!r:.80} is not one of {', '.join(_RANGES)}")
     for where, config in (("generation_config.json", source), ("OVERRIDE_GENERATION_CONFIG", override)):
         for name in _RANGES:
             if config.get(name) is not None:

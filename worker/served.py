@@ -10,7 +10,7 @@ from typing import Any
 import templates
 from engine.grammar import GrammarCompiler
 from engine.messages import EngineInfo
-from templates import ChatTemplates, Stop, TemplateError
+from templates import ChatTemplates, Stop, TemplateError, check_kwargs
 from worker import VERSION, sampling
 from worker.control_tokens import TokenizerError
 from worker.errors import ModelNotFound, SettingsError
@@ -34,10 +34,17 @@ class ModelText:
     files: ModelFiles
     tokenizer: Tokenizer
     templates: ChatTemplates
+    defaults: sampling.Defaults
+    formats: Formats
 
     @classmethod
     def load(cls, files: ModelFiles, settings: Settings) -> ModelText:
-        """Raises SettingsError."""
+        """Raises SettingsError, also for defaults that no request could hold."""
+        defaults = sampling.defaults(settings, files.generation_config)
+        try:
+            check_kwargs(settings.default_chat_template_kwargs)
+        except TemplateError as error:
+            raise SettingsError(f"DEFAULT_CHAT_TEMPLATE_KWARGS: {error}") from None
         try:
             tokenizer = Tokenizer.load(files.tokenizer_folder)
             chat_templates = templates.load(
@@ -50,12 +57,11 @@ class ModelText:
             raise SettingsError(f"the tokenizer of {settings.model} cannot be used: {error}") from None
         except TemplateError as error:
             raise SettingsError(str(error)) from None
-        return cls(files, tokenizer, chat_templates)
+        return cls(files, tokenizer, chat_templates, defaults, _formats(files, chat_templates, settings))
 
 
 class ServedModel:
     def __init__(self, text: ModelText, settings: Settings, info: EngineInfo) -> None:
-        """Raises SettingsError for defaults that no request could hold."""
         self._text = text
         self.settings = settings
         self.info = info
@@ -65,16 +71,16 @@ class ServedModel:
         self.names = settings.served_names
         self.created = int(time.time())
         self.fingerprint = f"worker-paged-{VERSION}"
-        self.defaults = sampling.defaults(settings, text.files.generation_config)
+        self.defaults = text.defaults
         self.sampling = sampling.Model(
             max_model_len=info.max_model_len,
             vocab_size=info.vocab_size,
-            stop_ids=_stop_ids(text, text.templates.stop),
+            stop_ids=_stop_ids(text, text.templates.stop, info.vocab_size),
             max_logprobs=settings.max_logprobs,
         )
         self.prompts = PromptBuilder(self.tokenizer, self.templates, self.sampling, settings)
         self.grammars = GrammarCompiler(text.files.tokenizer_folder, info.vocab_size)  # for searches that run here
-        self.outputs = OutputFormats(_formats(text, settings), self.tokenizer)
+        self.outputs = OutputFormats(text.formats, self.tokenizer)
 
     @property
     def root(self) -> str:
@@ -100,7 +106,7 @@ class ServedModel:
         """What sampling must know: the stop ids are those of the template that made the prompt."""
         if prompt.stop is None:
             return self.sampling
-        return replace(self.sampling, stop_ids=_stop_ids(self._text, prompt.stop))
+        return replace(self.sampling, stop_ids=_stop_ids(self._text, prompt.stop, self.info.vocab_size))
 
     def bad_words(self, words: Sequence[str]) -> list[tuple[int, ...]]:
         """The token sequences that spell each word, at the start of a text and after a space. Raises BadRequest."""
@@ -111,7 +117,7 @@ class ServedModel:
             if sum(map(len, found)) > 2 * MAX_BAD_WORD_TOKENS:
                 text = f"must come to at most {MAX_BAD_WORD_TOKENS} tokens"
                 fail("bad_words", text, "array_above_max_length")
-        return [ids for ids in found if ids]
+        return [ids for ids in found if ids and max(ids) < self.info.vocab_size]
 
     def answer_role(self, request: ChatCompletionRequest) -> str:
         """Without a generation prompt the answer goes on in the last message's role."""
@@ -130,23 +136,24 @@ class ServedModel:
         }
 
 
-def _stop_ids(text: ModelText, stop: Stop) -> frozenset[int]:
-    """The model's eos ids and the end-of-turn tokens of a template."""
+def _stop_ids(text: ModelText, stop: Stop, vocab_size: int) -> frozenset[int]:
+    """The model's eos ids and the end-of-turn tokens of a template. Some checkpoints name ids that their own weights
+    do not have: these can never come."""
     ids = {*text.files.eos_ids, *text.tokenizer.eos_ids}
     for token in stop.tokens:
         if (token_id := text.tokenizer.token_id(token)) is not None:
             ids.add(token_id)
-    return frozenset(ids)
+    return frozenset(token_id for token_id in ids if 0 <= token_id < vocab_size)
 
 
-def _formats(text: ModelText, settings: Settings) -> Formats:
+def _formats(files: ModelFiles, chat_templates: ChatTemplates, settings: Settings) -> Formats:
     """What the operator named, else what the template shows. Raises SettingsError."""
     try:
         return registry.formats(
-            text.templates.text,
-            text.files.model_type,
-            sample=_sample_call(text.templates),
-            response_template=text.files.tokenizer_config.get("response_template"),
+            chat_templates.text,
+            files.model_type,
+            sample=_sample_call(chat_templates),
+            response_template=files.tokenizer_config.get("response_template"),
             tool=settings.tool_call_parser,
             reasoning=settings.reasoning_parser,
         )

@@ -215,6 +215,7 @@ class Answer:
             head,
             send if self._operation.native else naming_ignored(request.ignored_fields(), send),
             usage=lambda: self._generation.usage,  # type: ignore[union-attr]
+            include_usage=request.wants_usage or model.settings.force_include_usage,
             form=None if count is None else LogprobFormat(model.tokenizer, count, as_ids),
             prompt_form=None if request.prompt_logprobs is None else LogprobFormat(model.tokenizer, 0, as_ids),
             num_extra=len(request.logprob_token_ids),

@@ -18,12 +18,15 @@ from worker.environment import (
     describe,
     example,
     flag,
+    hosts,
     integer,
     json_object,
     names,
     number,
+    origins,
     read,
     read_one,
+    secret_header,
     secret_text,
     setting,
     text,
@@ -232,12 +235,12 @@ class GatewaySettings:
         help="Address to listen on.")
     port: int = setting(_GATEWAY, "PORT", "START_PORT", of=integer(0, 65535), default=8000,
         help="Port to listen on; 0 = any free one.")
-    api_key: str | None = setting(_GATEWAY, "API_KEY", of=secret_text, secret=True,
+    api_key: str | None = setting(_GATEWAY, "API_KEY", of=secret_header, secret=True,
         help="Key that clients must send as a bearer token. Empty: none is asked for.")
-    cors_origins: tuple[str, ...] = setting(_GATEWAY, "CORS_ORIGINS", of=names, default=(),
+    cors_origins: tuple[str, ...] = setting(_GATEWAY, "CORS_ORIGINS", of=origins, default=(),
         help="Origins whose web pages may call this server, like http://localhost:5173, with commas between; "
              "* = any. Empty: only the server's own page.")
-    allowed_hosts: tuple[str, ...] = setting(_GATEWAY, "ALLOWED_HOSTS", of=names, default=(),
+    allowed_hosts: tuple[str, ...] = setting(_GATEWAY, "ALLOWED_HOSTS", of=hosts, default=(),
         help="Host names, beside this machine's own, under which a server on a loopback address may be called (by a "
              "tunnel or proxy), with commas between; * = any.")
     max_queued_jobs: int = setting(_GATEWAY, "MAX_QUEUED_JOBS", of=integer(1), default=1000,

@@ -46,7 +46,7 @@ class Worker:
         info: EngineInfo,
         exit: Callable[[int], None] = _exit,
     ) -> None:
-        """Raises SettingsError where the model's own defaults are unusable. `exit` ends the process."""
+        """`exit` ends the process."""
         self._settings = settings
         self._process = process
         self._info = info

@@ -97,6 +97,18 @@ class TestStream:
         texts = [event["choices"][0]["delta"].get("content", "") for event in events]
         assert "".join(texts) == "Hello🦊!" and all("�" not in text for text in texts)
 
+    async def test_usage_comes_unasked_where_the_server_was_told_so(self, demo_model: Path) -> None:
+        """ENABLE_FORCE_INCLUDE_USAGE was read, and meant nothing."""
+        for forced in ("true", "false"):
+            with worker_for(demo_model, script={}, ENABLE_FORCE_INCLUDE_USAGE=forced) as worker:
+                for job in (chat(max_tokens=2, stream=True), completion(prompt=[5], max_tokens=2, stream=True)):
+                    *chunks, last = await events_of(worker, job)
+                    if forced == "true":
+                        assert last["choices"] == [] and last["usage"]["completion_tokens"] == 2
+                        assert all(chunk["usage"] is None for chunk in chunks)
+                    else:
+                        assert last["choices"] and "usage" not in last
+
     async def test_a_cut_character_is_the_same_streamed_or_not(self, worker: Worker) -> None:
         events = await events_of(worker, say("cut", stream=True, max_tokens=2))
         body = await body_of(worker, say("cut", max_tokens=2))

@@ -75,9 +75,10 @@ def test_weights_that_are_cut_off_or_missing_are_one_clear_line(tmp_path):
 def test_weights_of_another_size_are_refused(tmp_path):
     folder = make("llama", tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 4}))
-    with pytest.raises(ModelLoadError, match="do not fit its config"):
-        runner_of(folder)
+    for key, value, named in (("num_hidden_layers", 4, "missing keys"), ("vocab_size", 300, "embed_tokens")):
+        (folder / "config.json").write_text(json.dumps({**config, key: value}))
+        with pytest.raises(ModelLoadError, match=f"do not fit its config.*{named}"):
+            runner_of(folder)
 
 
 def test_max_model_len_is_checked_against_the_positions(tmp_path):

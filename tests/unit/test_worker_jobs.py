@@ -112,9 +112,18 @@ def test_an_unknown_route_is_told_the_known_ones(job_input: Any) -> None:
     assert "/chat/completions" in error.value.message and error.value.status == 404
 
 
-def test_a_get_on_a_route_that_needs_a_body_is_a_wrong_method() -> None:
-    with pytest.raises(MethodNotAllowed):
-        parse({"route": CHAT, "method": "GET"})
+@pytest.mark.parametrize(
+    ("route", "method", "allow"),
+    [(CHAT, "GET", "POST"), (CHAT, "put", "POST"), ("/v1/models", "DELETE", "GET"), ("/v1/models/m", "PATCH", "GET")],
+)
+@pytest.mark.parametrize("rest", [{}, {"body": {"messages": USER}}])
+def test_another_method_than_the_routes_own_is_refused(
+    route: str, method: str, allow: str, rest: dict[str, Any]
+) -> None:
+    """A DELETE of a model was answered as a GET, a PUT as a POST."""
+    with pytest.raises(MethodNotAllowed) as error:
+        parse({"route": route, "method": method, **rest})
+    assert error.value.allow == allow and error.value.param == "method"
 
 
 # --- the shape of older workers

@@ -310,7 +310,7 @@ def test_messages_are_required(body: dict[str, Any]) -> None:
         ({"role": "user"}, "messages[1].content"),
         ({"role": "tool", "content": None}, "messages[1].content"),
         ({"role": "user", "content": 5}, "messages[1].content"),
-        ({"role": "user", "content": ["hi"]}, "messages[1].content[0]"),
+        ({"role": "user", "content": [5]}, "messages[1].content[0]"),
         ({"role": "user", "content": [{"text": "x"}]}, "messages[1].content[0].type"),
         ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content[0].text"),
         ({"role": "user", "content": [{"type": "text", "text": 5}]}, "messages[1].content[0].text"),
@@ -337,6 +337,11 @@ def test_messages_are_required(body: dict[str, Any]) -> None:
 def test_a_bad_message_is_named_with_its_index_and_field(message: Any, param: str) -> None:
     error = refusal(chat, messages=[USER[0], message])
     assert error.param == param and error.message.startswith(param)
+
+
+def test_a_bare_string_is_a_part_of_text() -> None:
+    message = chat(messages=[{"role": "user", "content": ["a", {"type": "text", "text": "b"}]}]).messages[0]
+    assert message["content"] == [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
 
 
 @pytest.mark.parametrize(

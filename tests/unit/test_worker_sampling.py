@@ -62,6 +62,12 @@ def test_the_operators_settings_win_over_the_model() -> None:
     assert drawn(chat(given=given, temperature=0.3, top_k=7)) == (0.3, 7, 1.1)
 
 
+@pytest.mark.parametrize("name", ["temprature", "do_sample", "eos_token_id"])
+def test_an_override_that_would_do_nothing_ends_the_start(name: str) -> None:
+    with pytest.raises(SettingsError, match=f"OVERRIDE_GENERATION_CONFIG: '{name}' is not one of temperature, top_p"):
+        server(OVERRIDE_GENERATION_CONFIG=f'{{"{name}": 1}}')
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("temperature", -1), ("temperature", "hot"), ("top_p", 0), ("top_k", 1.5), ("repetition_penalty", True),

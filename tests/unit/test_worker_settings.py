@@ -108,6 +108,38 @@ def test_secrets_stay_strings_and_are_never_shown() -> None:
     assert gateway.api_key == "sk-1" and "sk-1" not in repr(gateway)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("CORS_ORIGINS", "*", ("*",)),
+        (
+            "CORS_ORIGINS",
+            "https://App.example/, http://localhost:5173",
+            ("https://app.example", "http://localhost:5173"),
+        ),
+        ("CORS_ORIGINS", "chrome-extension://abcdef", ("chrome-extension://abcdef",)),
+        ("CORS_ORIGINS", "localhost:5173", None),
+        ("CORS_ORIGINS", "app.example", None),
+        ("CORS_ORIGINS", "https://app.example/page", None),
+        ("ALLOWED_HOSTS", "Tunnel.example, *", ("tunnel.example", "*")),
+        ("ALLOWED_HOSTS", "my_box,fe80::1", ("my_box", "fe80::1")),
+        ("ALLOWED_HOSTS", "https://tunnel.example", None),
+        ("ALLOWED_HOSTS", "tunnel.example:443", None),
+        ("API_KEY", "sk-1 2", "sk-1 2"),
+        ("API_KEY", "schlüssel", None),
+        ("API_KEY", "sk-1\nsk-2", None),
+    ],
+)
+def test_what_no_header_could_match_is_no_value_for_it(name: str, value: str, expected: Any) -> None:
+    """An origin without a scheme, a host with a port or a key beyond ASCII was taken, and then never matched."""
+    if expected is None:
+        with pytest.raises(SettingsError, match=name) as error:
+            GatewaySettings.from_env({name: value})
+        assert name != "API_KEY" or value not in str(error.value)
+    else:
+        assert getattr(GatewaySettings.from_env({name: value}), name.lower()) == expected
+
+
 def test_two_names_of_one_setting_must_agree() -> None:
     assert settings(MIN_BATCH_SIZE="4", DEFAULT_MIN_BATCH_SIZE="4").min_batch_size == 4
     assert settings(TOKENIZER="None", TOKENIZER_NAME="org/t").tokenizer_name == "org/t"

@@ -29,6 +29,7 @@ class Frame:
     head: Head
     send: Callable[[Any], None]
     usage: Callable[[], Usage]  # so far
+    include_usage: bool = False  # a stream ends with its usage
     form: LogprobFormat | None = None  # None: no logprobs of the answer asked for
     prompt_form: LogprobFormat | None = None  # None: no prompt_logprobs asked for
     num_extra: int = 0  # how many ids were asked for by name (logprob_token_ids)

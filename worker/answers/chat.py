@@ -94,7 +94,7 @@ class StreamedChat:
         self._rules = rules
         self._prompt = prompt
         self._frame = rules.frame
-        self._include_usage = options is not None and options.include_usage
+        self._include_usage = rules.frame.include_usage
         self._running_usage = options is not None and options.continuous_usage_stats
         self._chunks = Chunks(rules.frame.head, include_usage=self._include_usage)
         self._begun: set[int] = set()  # choices whose role was told

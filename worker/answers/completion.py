@@ -105,7 +105,7 @@ class StreamedCompletion:
         options = rules.request.stream_options
         self._rules = rules
         self._frame = rules.frame
-        self._include_usage = options is not None and options.include_usage
+        self._include_usage = rules.frame.include_usage
         self._running_usage = options is not None and options.continuous_usage_stats
         self._chunks = Chunks(rules.frame.head, "text_completion", self._include_usage)
         self._started: set[int] = set()

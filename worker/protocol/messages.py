@@ -103,8 +103,10 @@ def _content(content: Any, path: str, role: str) -> str | list[dict[str, Any]]:
 
 
 def _part(part: Any, path: str, role: str) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
     if not isinstance(part, dict):
-        fail(path, f"must be an object with a type, got {kind(part)}", "invalid_type")
+        fail(path, f"must be an object with a type or a string, got {kind(part)}", "invalid_type")
     part_type = part.get("type")
     if part_type is None:
         fail(f"{path}.type", "is required", "missing_required_parameter")
