@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import unquote
 
 _NOT_FOUND = object()
 
@@ -88,7 +89,7 @@ def _resolved(root: Any, reference: str) -> Any:
     """What a reference points to; anything, where the compiler will say that it points nowhere."""
     node = root
     for step in reference.removeprefix("#").split("/")[1:]:
-        step = step.replace("~1", "/").replace("~0", "~")
+        step = unquote(step).replace("~1", "/").replace("~0", "~")
         if isinstance(node, dict):
             node = node.get(step, _NOT_FOUND)
         elif isinstance(node, list) and step.isdigit() and int(step) < len(node):

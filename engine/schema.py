@@ -11,8 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 from engine.bounds import GrammarError, check_pattern, pattern_size
+from engine.exact import check_values, with_exact_bounds
 from engine.finite import endless_reference
 
 MAX_DEPTH = 100  # nested brackets of the schema's JSON text
@@ -28,7 +30,8 @@ MAX_WHITESPACE = 64
 WHITESPACE = r"\n?[ \t]{0,14}"
 # Every other character has one spelling in a string; with \/ and \uXXXX a declared key could come again as another.
 _ESCAPES = '"\\bfnrt'
-_CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
+_LONE_PERCENT = re.compile("%(?![0-9A-Fa-f]{2})")
+_URI_CHARACTERS = "/?%!$&'()*+,;=:@~-._"
 _OPTIONS = "x-guidance"
 
 TYPES = ("null", "boolean", "object", "array", "number", "string", "integer")
@@ -119,7 +122,7 @@ class _Walk:
                 value = self._keyword(keyword, value, f"{where}/{keyword}")
                 if value is not _DROPPED:
                     checked[keyword] = value
-        return _without_trivial_minimum(checked, where)
+        return with_exact_bounds(_without_trivial_minimum(checked, where))
 
     def _keyword(self, keyword: str, value: Any, where: str) -> Any:
         """The value to keep, or _DROPPED."""
@@ -134,10 +137,10 @@ class _Walk:
         if keyword in ("enum", "required"):
             return self._array(keyword, value, where)
         if keyword == "const":
-            _check_characters(value, where)
+            check_values(value, where)
         if keyword == "$ref":
-            self._reference(value, where)
-        elif keyword == "type":
+            return self._reference(value, where)
+        if keyword == "type":
             _check_type(value, where)
         elif keyword == "pattern":
             _check_pattern(value, where)
@@ -160,7 +163,7 @@ class _Walk:
             for pattern in value:
                 _check_pattern(pattern, f"{where}/{pattern}")
         if keyword == "properties":
-            _check_characters(list(value), where)
+            check_values(list(value), where)
         return {name: self.schema(child, f"{where}/{name}") for name, child in value.items()}
 
     def _array(self, keyword: str, value: Any, where: str) -> Any:
@@ -175,15 +178,20 @@ class _Walk:
         self._values += len(value)
         if self._values > MAX_VALUES:
             raise GrammarError(f"the schema has more than {MAX_VALUES} enum values", where)
-        _check_characters(value, where)
+        check_values(value, where)
         return value
 
-    def _reference(self, value: Any, where: str) -> None:
+    def _reference(self, value: Any, where: str) -> str:
+        """The reference as a URI has it: schema generators write names like "List[int]" into it as they are."""
         if not isinstance(value, str):
             raise GrammarError(f"must be a string, got {_kind(value)}", where)
         if not value.startswith("#"):
             raise GrammarError("only references inside the schema (#/...) are supported", where)
-        self.references.setdefault(value, where.removesuffix("/$ref"))
+        if value[1:2] not in ("", "/"):
+            raise GrammarError("references to an $anchor are not supported", where)
+        reference = "#" + quote(_LONE_PERCENT.sub("%25", value[1:]), safe=_URI_CHARACTERS)
+        self.references.setdefault(reference, where.removesuffix("/$ref"))
+        return reference
 
 
 def _without_trivial_minimum(schema: dict[str, Any], where: str) -> dict[str, Any]:
@@ -213,16 +221,6 @@ def _check_pattern(value: Any, where: str) -> None:
         check_pattern(value)
     except GrammarError as error:
         raise GrammarError(error.message, where) from None
-
-
-def _check_characters(value: Any, where: str) -> None:
-    """Raises GrammarError for strings that could only be written with \\uXXXX."""
-    if isinstance(value, str) and _CONTROL.search(value):
-        raise GrammarError("control characters in values and names are not supported", where)
-    for child in _items(value) if isinstance(value, dict | list) else ():
-        _check_characters(child, where)
-    if isinstance(value, dict):
-        _check_characters(list(value), where)
 
 
 def _format(value: Any, where: str) -> Any:

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from llguidance import LLMatcher, LLParserLimits
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from engine.bounds import GrammarError, check_lark, check_pattern
 from engine.schema import bounded, children
@@ -68,13 +68,15 @@ def _json(source: str) -> Any:
         raise GrammarError(f"is not valid JSON: {error}") from None
 
 
+# The rule that every lark grammar has, as it may be written; in GBNF there may be a rule of that name, too.
+_LARK_START = re.compile(r"^\s*(?:%llguidance\b|[?!]*start\s*(?:\.\s*-?\d+\s*)?:(?!:=))", re.MULTILINE)
 _SKIPPED = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|%json\s*(?=\{)')
 
 
 def _lark(source: str) -> str:
     """A lark (or GBNF) grammar, its embedded schemas bounded like any other."""
     try:
-        source = any_to_lark(source)
+        source = source if _LARK_START.search(source) else gbnf_to_lark(source)
     except Exception as error:  # the converter raises its own kinds, and RecursionError
         raise GrammarError(f"is not a grammar: {str(error)[:300]}") from None
     whole, rest = "", ""  # with schemas, without
