@@ -1,7 +1,7 @@
 """Values and bounds of a schema as the grammar engine keeps them: it reads numbers as doubles and writes decimals.
 
-A value (`const`, `enum`) that would come out as another one is refused. A bound is moved inwards to the next number that
-is kept, so that whatever is written still satisfies the bound as it was given.
+A value (`const`, `enum`) that would come out as another one is refused. A bound is moved inwards to the next number
+that is kept, so that whatever is written still satisfies the bound as it was given.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _BOUNDS = {"minimum": True, "exclusiveMinimum": True, "maximum": False, "exclusi
 
 
 def check_values(value: Any, where: str) -> None:
-    """Raises GrammarError for strings (keys included) that could only be written with \\uXXXX, and for numbers that would
-    be written as others."""
+    """Raises GrammarError for strings (keys included) that could only be written with \\uXXXX, and for numbers that
+    would be written as others."""
     if isinstance(value, str) and _CONTROL.search(value):
         raise GrammarError("control characters in values and names are not supported", where)
     if isinstance(value, int | float) and not _is_exact(value):
