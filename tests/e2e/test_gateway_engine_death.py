@@ -64,7 +64,7 @@ async def test_an_engine_killed_mid_stream_fails_each_request_once_and_is_replac
         with pytest.raises(openai.InternalServerError) as caught:
             await waits
         assert caught.value.status_code == 503
-        scripted.wait_for_line(r"the worker ended \(exit code 1\)", 6)
+        scripted.wait_for_line(r"the worker ended \(exit code 1\)", 15)
         answer = await sdk.chat.completions.create(model="", messages=MESSAGES, max_tokens=3)
         assert answer.usage is not None and answer.usage.completion_tokens == 3
     assert not [pid for pid in pids if psutil.pid_exists(pid)]

@@ -147,11 +147,10 @@ def test_a_stream_without_done_gets_one(echo: Served) -> None:
 
 
 def test_chunks_arrive_while_the_rest_is_still_being_made(echo: Served) -> None:
-    body = {"do": [["say", "first"], ["sleep", 1.0], ["say", "last"]]}
-    started = time.monotonic()
+    body = {"do": [["say", "first"], ["sleep", 2.0], ["say", "last"]]}
     with httpx.stream("POST", f"{echo.origin}/v1/chat/completions", json=body, timeout=30) as answer:
-        times = [time.monotonic() - started for line in answer.iter_lines() if line]
-    assert times[0] < 0.8 < 1.0 <= times[-1]
+        times = [time.monotonic() for line in answer.iter_lines() if line]
+    assert times[-1] - times[0] > 0.5
 
 
 def test_non_finite_numbers_become_null_and_text_comes_whole(echo: Served) -> None:
@@ -216,7 +215,7 @@ def test_a_body_that_is_too_large_is_refused_as_soon_as_that_is_known(echo: Serv
                 sender.sendall(b"f4240\r\n" + b"x" * 1_000_000 + b"\r\n")
         started = time.monotonic()
         answer = sender.recv(65536)
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 10  # the rest of the body would never come
         while b"request_too_large" not in answer and (part := sender.recv(65536)):
             answer += part
         assert answer.startswith(b"HTTP/1.1 413 ") and b"larger than 20 MB" in answer
@@ -298,7 +297,7 @@ async def test_a_client_that_leaves_cancels_its_job_and_no_other(echo: Served) -
         before = sum("cancelled" in line for line in echo.lines)
         await leave("left", stream=True)
         await leave("left", stream=False)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 15
         while sum("cancelled" in line for line in echo.lines) < before + 2 and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
         assert sum("cancelled" in line for line in echo.lines) == before + 2
@@ -319,4 +318,4 @@ async def test_a_burst_of_32_streams_is_taken_at_once_and_each_gets_its_own_answ
         answers = await asyncio.gather(*[one(number) for number in range(32)])
     for number, answer in enumerate(answers):
         assert answer == f"{number} " + "".join(f"{step} of {number} " for step in range(20))
-    assert time.monotonic() - started < 8, "one after the other would take 32 s"
+    assert time.monotonic() - started < 20, "one after the other would take 32 s"

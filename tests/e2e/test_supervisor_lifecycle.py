@@ -109,11 +109,11 @@ def check_end(server: Served, number: int) -> None:
     started = time.monotonic()
     server.send_signal(number)
     assert server.wait(15) == 0
-    assert time.monotonic() - started < 6
+    assert time.monotonic() - started < 10
     assert gone(pids, 0.5) and server.port_is_free()
     running.join(5)
     assert "shutting down" in events[-2]["error"]["message"] and events[-1] == {}
-    server.wait_for_line("cancelled", 1)  # through the stop channel, not by the axe
+    server.wait_for_line("cancelled", 5)  # through the stop channel, not by the axe
 
 
 def test_a_worker_told_to_end_finishes_what_runs_and_the_next_runs_what_it_took_too_late(serve: Serve) -> None:
@@ -152,7 +152,7 @@ def test_a_worker_that_ignores_sigterm_is_killed_with_all_it_started(serve: Serv
     started = time.monotonic()
     server.send_signal(signal.SIGTERM)
     assert server.wait(20) == 0
-    assert time.monotonic() - started < 12
+    assert time.monotonic() - started < 18
     assert gone(pids, 0.5) and server.port_is_free()
 
 

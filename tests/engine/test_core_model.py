@@ -43,7 +43,9 @@ def outputs(runner: Runner, prompts: list[list[int]], params: dict[str, Any], **
 
 
 @pytest.mark.parametrize(
-    "params", [{"temperature": 0.0}, {"temperature": 1.0, "top_p": 0.9, "seed": 3}], ids=["greedy", "sampled"]
+    "params",
+    [{"temperature": 0.0}, {"temperature": 1.0, "top_k": 5, "top_p": 0.9, "seed": 3}],
+    ids=["greedy", "sampled"],
 )
 def test_same_answers_whatever_the_schedule(folder: Any, prompts: list[list[int]], params: dict[str, Any]) -> None:
     runner, small = tiny_models.runner_of(folder), tiny_models.runner_of(folder, num_pages=9)

@@ -80,10 +80,10 @@ def test_progress_and_info(launch: Launch) -> None:
 
 def test_launch_returns_before_the_model_is_loaded(launch: Launch) -> None:
     began = time.monotonic()
-    process = launch({"load_s": 1.0})
-    assert time.monotonic() - began < 0.9
+    process = launch({"load_s": 2.0})
+    assert time.monotonic() - began < 1.8
     process.wait_ready()
-    assert time.monotonic() - began > 1.0
+    assert time.monotonic() - began > 2.0
 
 
 def test_a_load_error_is_one_line(launch: Launch, capfd: pytest.CaptureFixture[str]) -> None:
@@ -154,7 +154,7 @@ async def test_kill_9_in_the_middle_of_streams(launch: Launch) -> None:
     os.kill(process.pid, signal.SIGKILL)
     began = time.monotonic()
     ends = await asyncio.wait_for(asyncio.gather(*map(last, streams)), 5)
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 3
     assert {end.error.code for end in ends if end.error} == {"engine_dead"} and len(ends) == 5
     assert client.dead.is_set()
     late = await asyncio.wait_for(last(client.submit(request("late", [1], 5))), 1)
@@ -190,9 +190,9 @@ async def test_sigterm_ends_it_orderly(launch: Launch, busy: bool) -> None:
     await anext(stream)
     began = time.monotonic()
     os.kill(process.pid, signal.SIGTERM)
-    await asyncio.wait_for(client.dead.wait(), 2)
+    await asyncio.wait_for(client.dead.wait(), 4)
     process.stop()
-    assert process.returncode == 0 and time.monotonic() - began < 2
+    assert process.returncode == 0 and time.monotonic() - began < 4  # after 5 s it would be killed
     if busy:
         assert (await last(stream)).finish is FinishReason.ERROR
     await client.close()

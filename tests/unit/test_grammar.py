@@ -67,9 +67,9 @@ class TestRefusals:
         ["(a+)+$", "(a|a)*b", "(([a-z])+.)+[A-Z]([a-z])+$", r"\p{L}{3}", "a+?", "[]a]{3}", r"\\", "^x$", "a{10000}"],
     )
     def test_patterns_that_look_dangerous_and_are_not(self, pattern: str) -> None:
-        started = time.monotonic()
+        started = time.process_time()
         check(GrammarSpec("regex", pattern))
-        assert time.monotonic() - started < 2
+        assert time.process_time() - started < 2
 
     @pytest.mark.parametrize(
         ("schema", "where", "says"),
@@ -162,9 +162,9 @@ class TestRefusals:
         ],
     )
     def test_size_bombs_are_refused_quickly(self, schema: Any) -> None:
-        started = time.monotonic()
+        started = time.process_time()
         assert refusal("json_schema", schema).message
-        assert time.monotonic() - started < 5
+        assert time.process_time() - started < 5
 
     def test_long_chains_of_references_do_not_overflow_the_stack(self) -> None:
         """Compiled on a thread of the usual size such chains end the process."""
@@ -205,9 +205,9 @@ print("refused", refused)
         ],
     )
     def test_grammars(self, grammar: str) -> None:
-        started = time.monotonic()
+        started = time.process_time()
         assert refusal("lark", grammar).message
-        assert time.monotonic() - started < 2
+        assert time.process_time() - started < 2
 
     def test_messages_are_short_and_hold_no_excerpt(self) -> None:
         assert "\n" not in refusal("regex", "[" + "a" * 500).message
@@ -337,9 +337,9 @@ class TestSchemas:
                 },
                 "required": ["s", "a"],
             }
-        started = time.monotonic()
+        started = time.process_time()
         assert drive.takes(drive.grammar("json_schema", level), '{"s":"x","a":[]}')
-        assert time.monotonic() - started < 2
+        assert time.process_time() - started < 2
 
 
 class TestOtherKinds:

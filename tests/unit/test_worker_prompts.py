@@ -88,12 +88,12 @@ async def test_an_answer_is_a_text_of_its_own_unless_it_continues(llama: PromptB
 
 async def test_what_cannot_fit_is_refused_before_it_is_encoded(llama: PromptBuilder) -> None:
     text = "hello " * 2_000_000
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(ContextLength, match="maximum context length"):
         await completion(llama, prompt=text)
     with pytest.raises(ContextLength):
         await chat(llama, messages=[{"role": "user", "content": text}])
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
     (ids,) = await completion(llama, prompt="hello " * 1000, truncate_prompt_tokens=7)
     assert len(ids) == 7
 

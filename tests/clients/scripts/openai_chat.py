@@ -68,7 +68,7 @@ def check_stream_helper():
 
 
 def check_stream_helper_with_two_choices_and_logprobs():
-    options = {"n": 2, "seed": 3, "temperature": 1.0, "logprobs": True, "top_logprobs": 2}
+    options = {"n": 2, "seed": 3, "temperature": 1.0, "logprobs": True, "top_logprobs": 2, "extra_body": {"top_k": 20}}
     whole = client.chat.completions.create(**ask(**options))
     with client.chat.completions.stream(**ask(**options)) as stream:
         final = stream.until_done().current_completion_snapshot
@@ -92,7 +92,7 @@ def check_unicode_stream():
 def check_stop_and_seed():
     first = client.chat.completions.create(**ask(stop=[" of"])).choices[0]
     assert first.finish_reason == "stop" and " of" not in first.message.content
-    options = ask(temperature=1.2, seed=11)
+    options = ask(temperature=1.2, seed=11, extra_body={"top_k": 20})
     texts = [client.chat.completions.create(**options).choices[0].message.content for _ in range(2)]
     assert texts[0] == texts[1]
 
@@ -220,7 +220,8 @@ async def check_async_streams_share_the_endpoint():
         chunks = await many.chat.completions.create(**options, stream=True)
         return "".join([choice.delta.content or "" async for chunk in chunks for choice in chunk.choices])
 
-    options = [ask(f"Tell me about the number {i}.", temperature=0.9, seed=i, max_tokens=8) for i in range(6)]
+    sampling = {"temperature": 0.9, "max_tokens": 8, "extra_body": {"top_k": 20}}
+    options = [ask(f"Tell me about the number {i}.", seed=i, **sampling) for i in range(6)]
     alone = [client.chat.completions.create(**each).choices[0].message.content for each in options]
     async with openai.AsyncOpenAI(max_retries=0, **SETTINGS) as many:
         assert await asyncio.gather(*map(streamed, options)) == alone

@@ -96,7 +96,7 @@ def check_one_call_only():
 
 
 def check_tools_with_two_choices():
-    options = ask(n=2, temperature=1, seed=5, tool_choice="required")
+    options = ask(n=2, temperature=1, seed=5, tool_choice="required", extra_body={"top_k": 20})
     with client.chat.completions.stream(**options, tools=TOOLS) as stream:
         final = stream.get_final_completion()
     whole = client.chat.completions.parse(**options, tools=TOOLS)
