@@ -54,10 +54,12 @@ def find_abilities(source: str, program: Program, render: Render) -> Abilities:
             part_roles.add(role)
             if not as_text:
                 only_parts.add(role)
+        shows_results = as_text or as_parts  # of the last role
     return Abilities(
         tools=bool({"tools", "functions"} & program.variables),
+        tool_turns=shows_results or "tool_calls" in source,
         needs_tools=needs_tools,
-        developer="developer" in source,
+        developer="developer" in source and _developer(attempt, only_parts),
         many_systems=_many_systems(attempt, only_parts),
         part_roles=frozenset(part_roles),
         only_parts_roles=frozenset(only_parts),
@@ -127,6 +129,13 @@ def _tool_turns(program: Program, says_none: bool, attempt: Attempt) -> tuple[An
             continue  # JSON in JSON
         return arguments, no_content, short_ids
     return "object", preferred[0], False
+
+
+def _developer(attempt: Attempt, only_parts: set[str]) -> bool:
+    """Whether the template writes what a developer says; some name the role and pass over it."""
+    content = [{"type": "text", "text": WORD}] if "system" in only_parts else WORD
+    out = attempt([{"role": "developer", "content": content}, *_conversation("user", OTHER, "", "", False)])
+    return out is not None and WORD in out
 
 
 def _many_systems(attempt: Attempt, only_parts: set[str]) -> bool:

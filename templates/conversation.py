@@ -17,6 +17,8 @@ from typing import Any, Literal
 from templates.rendered import TemplateError
 
 Messages = list[dict[str, Any]]
+SYSTEM_ROLES = ("system", "developer")
+NOT_LAST = "continue_final_message: the last message is a system message, which this chat format puts in front"
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")  # the first is what templates read
 
 
@@ -25,6 +27,7 @@ class Abilities:
     """What a template takes."""
 
     tools: bool = True  # it writes the tools of a request
+    tool_turns: bool = True  # it writes turns in which tools were called or answered
     needs_tools: bool = False  # it fails where tools are null; an empty list is fine
     developer: bool = False  # it has the role "developer"
     many_systems: bool = True  # system messages anywhere, more than one

@@ -14,7 +14,7 @@ from typing import Any
 from templates import environment, render_state
 from templates.abilities import find_abilities
 from templates.control_tokens import ControlTokens
-from templates.conversation import Abilities, Messages, adapt, broken_arguments
+from templates.conversation import NOT_LAST, SYSTEM_ROLES, Abilities, Messages, adapt, broken_arguments
 from templates.limits import Budget
 from templates.rendered import Options, Piece, TemplateError
 from templates.shield import Shield
@@ -72,6 +72,8 @@ class JinjaTemplate:
             adapted = [shield.mask_message(message, mixed=options.mixed_turns) for message in adapted]
             values = {name: shield.mask(value) for name, value in values.items()}
         if options.continue_final_message:
+            if messages[-1].get("role") in SYSTEM_ROLES and adapted[-1].get("role") not in SYSTEM_ROLES:
+                raise TemplateError(NOT_LAST)
             adapted[-1] = _tagged(adapted[-1])
         try:
             with render_state.clock(now), render_state.veiled(shield):

@@ -146,9 +146,11 @@ class ChatTemplates:
 
     def _needs_react(self, messages: Messages, tools: bool, template: JinjaTemplate | None) -> bool:
         if template is not None:
-            return tools and not template.abilities.tools
-        assert self._slots is not None
-        return not self._slots.knows_tools and (tools or react.has_tool_turns(messages))
+            knows_tools, writes_turns = template.abilities.tools, template.abilities.tool_turns
+        else:
+            assert self._slots is not None
+            knows_tools, writes_turns = self._slots.knows_tools, False
+        return not knows_tools and (tools or (not writes_turns and react.has_tool_turns(messages)))
 
     def _pick(self, tools: bool) -> JinjaTemplate | None:
         """The named template for a request; None where the format is a built-in one."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from templates.control_tokens import ControlTokens
-from templates.conversation import Messages
+from templates.conversation import NOT_LAST, Messages
 from templates.rendered import Options, Piece, TemplateError
 
 _PART = re.compile(r"⟦(?P<token>.*?)⟧|\{(?P<field>content|system|round0?|tools|name|arguments)\}", re.DOTALL)
@@ -71,6 +71,8 @@ class SlotTemplate:
     ) -> tuple[Piece, ...]:
         """`messages`: roles system, user, assistant, tool; contents are text. `adds_bos`: the tokenizer puts bos
         before every text."""
+        if options.continue_final_message and messages[-1]["role"] == "system":
+            raise TemplateError(NOT_LAST)
         writer = _Writer(special_tokens, adds_bos, self.apart)
         writer.write(self.prefix)
         held = self._write_system(writer, messages, options.tools)

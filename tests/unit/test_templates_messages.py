@@ -150,6 +150,16 @@ def test_developer_is_system_where_the_template_does_not_know_it(smollm2: ChatTe
     assert plain(load(KNOWS_DEVELOPER), messages) == "<dev>Answer in French.<user>Hi"
 
 
+@pytest.mark.parametrize(
+    "branch", ["", "{{ raise_exception('Invalid message role') }}", "{% set developer_token = '<|developer|>' %}"]
+)
+def test_a_template_that_names_the_developer_and_passes_over_him_gets_a_system_message(load: Any, branch: str) -> None:
+    source = "{% for m in messages %}{% if m.role == 'developer' %}BRANCH{% else %}[{{ m.role }}]{{ m.content }}"
+    source = source.replace("BRANCH", branch) + "{% endif %}{% endfor %}"
+    messages = [{"role": "developer", "content": "Answer in French."}, user("Hi")]
+    assert plain(load(source), messages) == "[system]Answer in French.[user]Hi"
+
+
 def test_later_system_messages_move_to_the_front_where_they_must(load: Any) -> None:
     messages = [{"role": "developer", "content": "A"}, user("u1"), system("B"), user("u2")]
     assert plain(load(SYSTEM_FIRST), messages) == "[system]A\n\nB[user]u1[user]u2"
@@ -284,6 +294,19 @@ def test_going_on_is_not_confused_by_text_that_looks_like_its_mark(load: Any) ->
     mark = "CONTINUE_FINAL_MESSAGE_TAG "
     messages = [user(f"{mark}a"), assistant(f"x {mark}y")]
     assert plain(load(TRIMS), messages, continue_final_message=True).endswith(f"assistant\nx {mark}y")
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_going_on_with_a_system_message_that_moves_to_the_front_is_refused(
+    load: Any, tmp_path: Path, role: str
+) -> None:
+    """Another message was continued in its place, or none."""
+    messages = [user("a"), {"role": role, "content": "b"}]
+    for chat in (load(SYSTEM_FIRST), templates.load(make_folder(tmp_path / "t"), template_type="chatml")):
+        with pytest.raises(TemplateError, match="the last message is a system message"):
+            chat.render(messages, add_generation_prompt=False, continue_final_message=True)
+    alone = plain(load(SYSTEM_FIRST), messages[1:], continue_final_message=True)
+    assert alone == "[system]b"
 
 
 def test_going_on_needs_a_content_that_the_template_shows(load: Any) -> None:

@@ -66,6 +66,27 @@ def test_a_history_with_tools_renders_without_any(chat: ChatTemplates) -> None:
     )
 
 
+DROPS_TOOLS = (
+    "{% for m in messages %}{% if m.role in ['user', 'assistant'] %}[{{ m.role }}]{{ m.content }}{% endif %}"
+    "{% endfor %}"
+)
+REFUSES_TOOLS = (
+    "{% for m in messages %}[{{ ['user', 'assistant'][loop.index0 % 2] }}]{{ m.content }}{% if m.role != "
+    "['user', 'assistant'][loop.index0 % 2] %}{{ raise_exception('roles must alternate') }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("source", [DROPS_TOOLS, REFUSES_TOOLS])
+def test_results_are_not_lost_where_a_template_knows_neither_tools_nor_results(tmp_path: Path, source: str) -> None:
+    """A request that brings the history of a tool, but no tools: the results were passed over, or refused."""
+    chat = templates.load(make_folder(tmp_path / "m", source))
+    messages = [user("?"), calls(("f", '{"a": 1}')), tool("sunny"), assistant("It is sunny."), user("thanks")]
+    text = chat.render(messages, add_generation_prompt=False).text
+    assert text == (
+        '[user]?[assistant]Thought:\nAction: f\nAction Input: {"a": 1}\nObservation: sunny\nIt is sunny.[user]thanks'
+    )
+
+
 def test_over_the_tokenizers_own_template(demo_model: Path) -> None:
     chat = templates.load(demo_model)
     rendered = chat.render([user("Weather?")], tools=[WEATHER])
