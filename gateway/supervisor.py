@@ -22,12 +22,11 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from dotenv import load_dotenv
-
 from builder import demo_model
 from gateway import console
 from gateway.children import Child
 from gateway.console import Console
+from gateway.env_file import read_env_file
 from gateway.listening import Failed, open_socket, origin_of, reachable
 from gateway.sdk_environment import importable, worker_environment
 from gateway.server import SECRET_VARIABLE
@@ -239,9 +238,13 @@ async def serve(handler: Path) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="gateway.supervisor", description="Serve a model on this machine.")
     parser.add_argument("--handler", type=Path, default=ROOT / "handler.py", help="the worker's script")
-    parser.add_argument("--env-file", default=".env", help="settings; those of the environment win")
+    parser.add_argument("--env-file", type=Path, default=Path(".env"), help="settings; those of the environment win")
     arguments = parser.parse_args()
-    load_dotenv(arguments.env_file, override=False)
+    try:
+        read_env_file(arguments.env_file, os.environ)
+    except SettingsError as error:
+        console.error(str(error))
+        sys.exit(1)
     sys.exit(asyncio.run(serve(arguments.handler.resolve())))
 
 
