@@ -50,6 +50,7 @@ class Grammar:
         self.stop_ids: Collection[int] = ()  # what may end a complete output, beside the tokenizer's own end token
         self._matcher = matcher
         self._start_after = spec.start_after
+        self._tokenizer = tokenizer
         self._row_words = _words(tokenizer.vocab_size)
         self._eos_id = tokenizer.eos_token
         self._free: list[int] = []  # tokens before the constraint began
@@ -88,13 +89,28 @@ class Grammar:
         Raises GrammarError if the matcher has failed."""
         self._raise_if_failed()
         bits = row.view(np.uint32)
+        self._spell_out(bits)
         if bits[self._eos_id >> 5] >> (self._eos_id & 31) & 1:
             for token in self.stop_ids:
                 bits[token >> 5] |= np.uint32(1 << (token & 31))
 
+    def _spell_out(self, bits: NDArray[np.uint32]) -> None:
+        """Where the constraint leaves only a text that looks like a special token, the matcher allows that token, and
+        would not take it: such text is written with ordinary tokens."""
+        words = np.flatnonzero(bits)
+        if len(words) != 1:
+            return
+        token = 32 * int(words[0]) + int(bits[words[0]]).bit_length() - 1
+        if not self._tokenizer.is_special_token(token) or self._matcher.validate_tokens([token]):
+            return
+        forced = self._matcher.compute_ff_bytes().decode(errors="replace")
+        if forced:
+            spelled = self._tokenizer.greedy_tokenize(forced)[0]
+            bits[words] = 0
+            bits[spelled >> 5] = np.uint32(1 << (spelled & 31))
+
     def accept(self, token: int) -> bool:
-        """Takes a generated token; False if the grammar does not allow it (the state is then unchanged). A token that
-        the mask allowed can still be refused where the constraint spells out the text of a special token. Raises
+        """Takes a generated token; False if the grammar does not allow it (the state is then unchanged). Raises
         GrammarError if taking it is over the budget."""
         if self._begun:
             taken = bool(self._matcher.try_consume_tokens([self._eos_id if token in self.stop_ids else token]))

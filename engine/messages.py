@@ -116,8 +116,8 @@ class TokenLogprobs:
 class RequestError:
     """Why a single request ended with FinishReason.ERROR."""
 
-    # "queue_full" | "prompt_too_long" | "invalid_request" | "grammar_failed" | "duplicate_id" | "internal_error"
-    # | "engine_dead"
+    # "queue_full" | "prompt_too_long" | "invalid_request" | "grammar_failed" | "nothing_allowed" | "duplicate_id"
+    # | "internal_error" | "engine_dead"
     code: str
     message: str  # one sentence for the client: no path, no traceback
     retry_after_s: float | None = None  # for queue_full: an estimate from queue length and throughput

@@ -6,6 +6,7 @@ the KV pool and the per-sequence state of the sampler. Knows nothing of requests
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -66,7 +67,7 @@ class Pending:
 
     plan: Plan
     token_ids: Tensor  # int64 [S]
-    drawable: Tensor  # bool [S]
+    best: Tensor  # float32 [S]: the largest logit, not finite where nothing can be drawn
     failed: dict[int, RequestError]  # by row
     logprobs: dict[int, int]  # row -> its entry of `entries`
     entries: Logprobs | None
@@ -153,19 +154,19 @@ class Runner:
         reported = [row for row, state in enumerate(states) if state.wanted is not None]
         adjusted = logits.clone() if reported and any(state.adjustment.active for state in states) else logits
         failed = adjust.apply(adjusted, [state.adjustment for state in states])
-        token_ids, drawable = sampler.sample(
+        token_ids, best = sampler.sample(
             adjusted, [state.sampling for state in states], [seq.num_output for seq in seqs]
         )
         entries = None
         if reported:
             entries = logprobs.compute(logits[reported], token_ids[reported], [states[row].wanted for row in reported])
         return Pending(
-            plan, token_ids, drawable, failed, {row: i for i, row in enumerate(reported)}, entries, prompt_logprobs
+            plan, token_ids, best, failed, {row: i for i, row in enumerate(reported)}, entries, prompt_logprobs
         )
 
     def collect(self, pending: Pending) -> list[Sampled]:
         """One result a part that samples or has prompt logprobs, in the order of the plan."""
-        token_ids, drawable = pending.token_ids.tolist(), pending.drawable.tolist()
+        token_ids, best = pending.token_ids.tolist(), pending.best.tolist()
         entries = pending.entries.to_list() if pending.entries is not None else []
         results, row = [], 0
         for part in pending.plan.parts:
@@ -174,7 +175,7 @@ class Runner:
                 if prompt is not None:
                     results.append(Sampled(part.seq, [], None, prompt))
                 continue
-            error = pending.failed.get(row) or (None if drawable[row] else _NOTHING_TO_DRAW)
+            error = pending.failed.get(row) or _why_not(part.seq, best[row])
             if error is not None:
                 results.append(Sampled(part.seq, [], None, prompt, error))
             else:
@@ -211,10 +212,15 @@ class Runner:
         return entries
 
 
-_NOTHING_TO_DRAW = RequestError(
-    "internal_error",
-    "No token can be drawn: the model's logits are not finite, or the request's constraints allow no token.",
-)
+def _why_not(seq: Sequence, best: float) -> RequestError | None:
+    """Why nothing can be drawn from a row with this largest logit; None if something can."""
+    if math.isfinite(best):
+        return None
+    params = seq.params
+    if best == -math.inf and (seq.grammar is not None or params.allowed_token_ids or params.bad_words):
+        text = "The request's constraint, allowed_token_ids and bad_words exclude each other: no token is left to draw."
+        return RequestError("nothing_allowed", text)
+    return RequestError("internal_error", "No token can be drawn: the model's logits are not finite.")
 
 
 def _state(seq: Sequence) -> SamplingState:

@@ -46,8 +46,9 @@ class Sampling:
 def sample(logits: Tensor, rows: Rows[Sampling], positions: Rows[int]) -> tuple[Tensor, Tensor]:
     """logits float32 [S, V], masked tokens at -inf; positions[i]: how many tokens row i has drawn before.
 
-    -> token ids int64 [S], and bool [S]: False for a row from which nothing can be drawn (a logit is NaN or +inf, or
-    all are -inf). Greedy rows, and those of top_k 1, take the largest logit, the first of equal ones.
+    -> token ids int64 [S], and the largest logits float32 [S]: not finite for a row from which nothing can be drawn
+    (-inf: all tokens are masked; else a logit is NaN or +inf). Greedy rows, and those of top_k 1, take the largest
+    logit, the first of equal ones.
     """
     best, token_ids = logits.max(dim=-1)
     drawn = [index for index, row in enumerate(rows) if not row.greedy]
@@ -61,7 +62,7 @@ def sample(logits: Tensor, rows: Rows[Sampling], positions: Rows[int]) -> tuple[
         weights = weigh(selected, best if whole else best[at], temperature)
         truncate(weights, chosen)
         token_ids[at] = draw(weights, torch.from_numpy(uniform).to(logits.device))
-    return token_ids, torch.isfinite(best)
+    return token_ids, best
 
 
 def weigh(logits: Tensor, best: Tensor, temperature: Tensor) -> Tensor:

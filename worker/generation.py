@@ -179,6 +179,8 @@ def engine_error(output: SequenceOutput, grammar_param: str | None) -> WorkerErr
             return ContextLength(error.message)
         case "grammar_failed":
             return BadRequest(error.message, param=grammar_param, code="invalid_grammar")
+        case "nothing_allowed":
+            return BadRequest(error.message, param=grammar_param)
         case "engine_dead" | "aborted":
             return Unavailable(error.message)
         case _:

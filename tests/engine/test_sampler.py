@@ -98,9 +98,9 @@ def test_rows_of_a_batch_are_drawn_as_if_alone():
     ]  # fmt: skip
     logits = torch.randn(len(hows), 3000, generator=generator) * 4
     positions = list(range(len(hows)))
-    together, ok = sample(logits.clone(), hows, positions)
+    together, best = sample(logits.clone(), hows, positions)
     alone = [sample(logits[i : i + 1].clone(), [hows[i]], [positions[i]])[0].item() for i in range(len(hows))]
-    assert together.tolist() == alone and ok.all()
+    assert together.tolist() == alone and best.isfinite().all()
     assert together[0] == logits[0].argmax() and together[2] == logits[2].argmax()
     order = torch.randperm(len(hows), generator=generator).tolist()
     shuffled, _ = sample(logits[order].clone(), [hows[i] for i in order], [positions[i] for i in order])
@@ -109,8 +109,8 @@ def test_rows_of_a_batch_are_drawn_as_if_alone():
 
 def test_tiny_temperature_beside_greedy_rows_gives_no_nan():
     logits = torch.tensor([[0.0, 3.0, 1.0]] * 3)
-    ids, ok = sample(logits, [row(temperature=0.0), row(seed=5), row(temperature=1e-10)], [0, 0, 0])
-    assert ids[0] == 1 and ids[2] == 1 and ok.all()
+    ids, best = sample(logits, [row(temperature=0.0), row(seed=5), row(temperature=1e-10)], [0, 0, 0])
+    assert ids[0] == 1 and ids[2] == 1 and best.isfinite().all()
     weights = sampler.weigh(logits, logits.max(1).values, torch.tensor([1e-30, 1.0, 1e-10]))
     assert torch.isfinite(weights).all()
 
@@ -139,16 +139,16 @@ def test_a_row_that_is_not_finite_fails_alone(broken):
     logits = torch.randn(3, 500, generator=torch.Generator().manual_seed(2))
     expected, _ = sample(logits.clone(), [row(seed=1), row(temperature=0.0), row(seed=2)], [0, 0, 0])
     logits[1, 77] = broken
-    ids, ok = sample(logits, [row(seed=1), row(temperature=0.0), row(seed=2)], [0, 0, 0])
-    assert ok.tolist() == [True, False, True]
+    ids, best = sample(logits, [row(seed=1), row(temperature=0.0), row(seed=2)], [0, 0, 0])
+    assert best.isfinite().tolist() == [True, False, True]
     assert ids[0] == expected[0] and ids[2] == expected[2]
 
 
 def test_a_row_with_every_token_masked_fails_and_one_with_a_single_token_takes_it():
     logits = torch.full((2, 400), -math.inf)
     logits[1, 123] = -50.0
-    ids, ok = sample(logits, [row(), row(temperature=1.5, top_p=0.5)], [0, 0])
-    assert ok.tolist() == [False, True] and ids[1] == 123
+    ids, best = sample(logits, [row(), row(temperature=1.5, top_p=0.5)], [0, 0])
+    assert best.isfinite().tolist() == [False, True] and ids[1] == 123
 
 
 @pytest.mark.parametrize("vocab_size", [3, 256, 257, 1000])

@@ -117,3 +117,27 @@ class TestGrammars:
 
     def test_what_lark_has_and_the_compiler_lacks_is_named(self) -> None:
         assert "priority" in refusal("lark", 'start.2: "a"').message
+
+
+class TestTextOfSpecialTokens:
+    """Such text is written with ordinary tokens: the special token itself would end the output, or be no text."""
+
+    @pytest.mark.parametrize(
+        ("kind", "source", "texts"),
+        [
+            ("regex", r"<\|im_end\|>", ["<|im_end|>"]),
+            ("regex", r"a<\|endoftext\|>b", ["a<|endoftext|>b"]),
+            ("choice", ["<|im_end|>x", "<|im_start|>y"], ["<|im_end|>x", "<|im_start|>y"]),
+            ("json_schema", {"const": "<|im_end|>"}, ['"<|im_end|>"']),
+            ("lark", 'start: "x" "<|im_start|>" | "z"', ["x<|im_start|>", "z"]),
+        ],
+    )
+    def test_can_be_the_only_way_on(self, drive: GrammarDriver, kind: str, source: Any, texts: list[str]) -> None:
+        for seed in range(4):
+            grammar = drive.grammar(kind, source)
+            grammar.stop_ids = {2}  # <|im_end|>
+            assert drive.sample(grammar, seed) in texts
+
+    def test_the_token_itself_stays_where_it_is_meant(self, drive: GrammarDriver) -> None:
+        grammar = drive.grammar("lark", 'start: <|im_end|> "a"')
+        assert drive.allowed(grammar).tolist() == [2] and grammar.accept(2)

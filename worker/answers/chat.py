@@ -67,18 +67,19 @@ class ChatRules:
             return None
         if step.finish.reason == "length":
             return "length"
-        # A tool that the client named was no choice of the model's; a call that a stop string cut is none to be run.
+        # A tool that the client named was no choice of the model's; a call that broke off is none to be run.
         named = self.request.choice_of_tools.kind == "named"
-        if index not in self._arguments or named or (step.finish.stop_reason is not None and self._is_cut(index)):
+        if index not in self._arguments or named or self._is_cut(index):
             return "stop"
         return "function_call" if self.request.legacy_functions else "tool_calls"
 
     def _is_cut(self, index: int) -> bool:
-        """Whether the arguments of the last call are no JSON."""
+        """Whether the arguments of the last call end before they are whole."""
+        text = "".join(self._arguments[index])
         try:
-            orjson.loads("".join(self._arguments[index]))
-        except orjson.JSONDecodeError:
-            return True
+            orjson.loads(text)
+        except orjson.JSONDecodeError as error:
+            return error.pos >= len(text)
         return False
 
 

@@ -15,6 +15,7 @@ from worker.protocol.validation import check_json, explain, fail, is_large, kind
 Refusal = tuple[tuple[Any, ...], str]
 
 _NOT_HERE = "is not supported by this server"
+_CONSTRAINT = "is not known here: response_format, structured_outputs or guided_* ask for the same"
 # Known, and impossible here.
 UNSUPPORTED: dict[str, Refusal] = {
     "modalities": ((["text"],), 'must be ["text"]: this server makes text only'),
@@ -31,6 +32,9 @@ UNSUPPORTED: dict[str, Refusal] = {
     "routed_experts_prompt_start": ((), _NOT_HERE),
     "watermarking": ((), _NOT_HERE),
     "return_token_offsets": ((False,), _NOT_HERE),
+    # Constraints in other servers' words: an answer without them would be one that nobody asked for.
+    **dict.fromkeys(("regex", "ebnf", "grammar", "json_schema", "guided_decoding"), (("", {}), _CONSTRAINT)),
+    "structural_tag": ((), _NOT_HERE),
     "thinking_token_budget": ((-1,), _NOT_HERE),
     "repetition_detection": ((), _NOT_HERE),
 }

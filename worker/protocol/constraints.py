@@ -61,13 +61,21 @@ def _response_format(value: Any) -> Constraint | None:
     format_type = value.get("type")
     if format_type == "text":
         return None
-    if format_type == "json_object":
-        return Constraint(GrammarSpec("json_object", ""), param)
-    if format_type != "json_schema":
+    if format_type not in ("json_object", "json_schema"):
         fail(f"{param}.type", f"must be one of text, json_object, json_schema, got {quote(format_type)}")
     json_schema = value.get("json_schema")
+    if value.get("schema") is not None and json_schema is None:  # as llama.cpp and its clients write it
+        return Constraint(_schema(value["schema"], f"{param}.schema"), param)
+    if format_type == "json_object":
+        if json_schema is not None:
+            fail(f"{param}.json_schema", "needs the type json_schema")
+        return Constraint(GrammarSpec("json_object", ""), param)
     if not isinstance(json_schema, dict):
         fail(f"{param}.json_schema", "is required where type is json_schema", "missing_required_parameter")
+    for key, wanted in (("name", str), ("description", str), ("strict", bool)):
+        if json_schema.get(key) is not None and not isinstance(json_schema[key], wanted):
+            text = f"must be {'a boolean' if wanted is bool else 'a string'}, got {kind(json_schema[key])}"
+            fail(f"{param}.json_schema.{key}", text, "invalid_type")
     if json_schema.get("schema") is None:
         fail(f"{param}.json_schema.schema", "is required", "missing_required_parameter")
     return Constraint(_schema(json_schema["schema"], f"{param}.json_schema.schema"), param)
