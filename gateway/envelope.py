@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
-from worker.errors import InternalError, MethodNotAllowed, WorkerError, clip
+from worker.errors import InternalError, MethodNotAllowed, Unauthorized, WorkerError, clip
 
 # How the SDK writes a generator handler's exception.
 _TRACEBACK = " \ntraceback:"
@@ -27,12 +28,16 @@ class Failure:
     status: int
     error: dict[str, Any]  # {message, type, param, code}
     retry_after_s: float | None = None
-    allow: str | None = None  # the methods that a route takes
+    own_headers: Mapping[str, str] = field(default_factory=dict)  # that go with this status
 
     @classmethod
     def of(cls, error: WorkerError) -> Failure:
-        allow = error.allow if isinstance(error, MethodNotAllowed) else None
-        return cls(error.status, error.body()["error"], error.retry_after_s, allow)
+        headers: dict[str, str] = {}
+        if isinstance(error, MethodNotAllowed):
+            headers["allow"] = error.allow
+        elif isinstance(error, Unauthorized):
+            headers["www-authenticate"] = "Bearer"
+        return cls(error.status, error.body()["error"], error.retry_after_s, headers)
 
     @property
     def message(self) -> str:
@@ -42,12 +47,9 @@ class Failure:
         return orjson.dumps({"error": self.error})
 
     def headers(self) -> dict[str, str]:
-        headers = {}
-        if self.retry_after_s is not None:
-            headers["retry-after"] = str(max(1, math.ceil(self.retry_after_s)))
-        if self.allow is not None:
-            headers["allow"] = self.allow
-        return headers
+        if self.retry_after_s is None:
+            return dict(self.own_headers)
+        return {**self.own_headers, "retry-after": str(max(1, math.ceil(self.retry_after_s)))}
 
 
 def read(error: Any) -> Failure:

@@ -45,6 +45,7 @@ def check_key(server: Served) -> None:
         sent = {name: value.encode() for name, value in headers.items()}
         answer = httpx.get(url, headers=sent)
         error = answer.json()["error"]
+        assert answer.headers["www-authenticate"] == "Bearer"
         assert answer.status_code == 401 and error["code"] == "invalid_api_key" and "sk-" not in error["message"]
     for value in ("Bearer sk-right", "bearer sk-right", "sk-right"):
         assert httpx.get(url, headers={"authorization": value}).status_code == 200
