@@ -79,7 +79,7 @@ def run(settings: Settings, files: ModelFiles, process: EngineProcess, started: 
         time.monotonic() - started,
         ", ".join(worker.model.names),
         info.device,
-        info.max_model_len,
+        worker.model.info.max_model_len,
         info.num_pages,
         info.page_size,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,8 @@ from worker.protocol.validation import fail, quote
 from worker.settings import Settings, public_name
 from worker.structured import OutputFormats
 from worker.tokenizer import Tokenizer
+
+log = logging.getLogger("worker")
 
 MAX_BAD_WORD_TOKENS = 1024  # each sequence of the request carries them, in each of its two spellings
 
@@ -62,6 +65,9 @@ class ModelText:
 
 class ServedModel:
     def __init__(self, text: ModelText, settings: Settings, info: EngineInfo) -> None:
+        if (room := info.num_pages * info.page_size) < info.max_model_len:
+            log.warning("the KV cache holds %d tokens: that is the context, not %d", room, info.max_model_len)
+            info = replace(info, max_model_len=room)
         self._text = text
         self.settings = settings
         self.info = info

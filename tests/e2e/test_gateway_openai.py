@@ -258,6 +258,7 @@ def test_a_body_of_almost_20_mb_and_one_with_ten_thousand_messages_are_served(ec
     [
         ("GET", "/nope", 404, "unknown_url"),
         ("POST", "/v1/nope", 404, "unknown_url"),
+        ("GET", "/openapi.json", 404, "unknown_url"),
         ("GET", "/v2/other/openai/v1/models", 404, "unknown_url"),
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("DELETE", "/v1/models", 405, "method_not_allowed"),

@@ -49,6 +49,20 @@ async def test_a_prompt_with_tokens_that_the_weights_do_not_have_is_refused(mode
         assert (await body_of(worker, chat(max_tokens=1, bad_words=[word.strip()])))["choices"]
 
 
+async def test_the_context_is_what_the_cache_can_hold(model: Path) -> None:
+    """A smaller cache than context: clients were told the model's context, and refused at the cache's end."""
+    (model / "generation_config.json").write_text("{}")
+    with worker_for(model, script={"max_model_len": 256}, NUM_GPU_BLOCKS_OVERRIDE="6", BLOCK_SIZE="16") as worker:
+        models = await body_of(worker, {"openai_route": "/v1/models"})
+        assert models["data"][0]["max_model_len"] == 96
+        error = await error_of(worker, completion(prompt=[5] * 96))
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt") and " 96 " in error["message"]
+        body = await body_of(worker, completion(prompt=[5] * 95, max_tokens=9))
+        assert body["usage"]["total_tokens"] == 96 and body["choices"][0]["finish_reason"] == "length"
+        cut = await body_of(worker, completion(prompt=[5] * 300, truncate_prompt_tokens=-1, max_tokens=1))
+        assert cut["usage"]["prompt_tokens"] == 95
+
+
 @pytest.mark.parametrize(
     ("environ", "told"),
     [
