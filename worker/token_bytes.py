@@ -30,8 +30,11 @@ class TokenBytes:
         self._table: dict[int, bytes] = {}
         self._at_start: DropSpaces | None = None
         self._of_token: Callable[[str], bytes] | None = None
-        if kinds == ["ByteLevel"]:
+        if [kind for kind in kinds if kind != "Fuse"] == ["ByteLevel"]:
             self._of_token = _byte_level
+            # Added tokens are plain text; the decoder takes those that happen to be spelled in its alphabet for bytes.
+            added = ((token_id, backend.id_to_token(token_id)) for token_id in added_ids)
+            self._table = {token_id: token.encode("utf-8") for token_id, token in added if token is not None}
         elif (sentencepiece := _sentencepiece(steps)) is not None:
             self._of_token, self._at_start = sentencepiece
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from tests.fakes import small_tokenizers as small
@@ -198,6 +200,26 @@ def test_truncation_and_padding_of_the_file_are_off() -> None:
     ours = build(backend)
     assert len(ours.encode("hello world " * 10, add_special_tokens=False)) > 16
     assert len(ours.encode("hello", add_special_tokens=False)) < 16
+
+
+def test_added_tokens_of_a_byte_level_tokenizer_are_plain_text() -> None:
+    """One that its alphabet could spell came out as bytes that are no text: é as one broken byte."""
+    backend = small.byte_level_bpe()
+    backend.add_tokens([AddedToken("né", normalized=False), AddedToken("日本", normalized=False)])
+    tokenizer = Tokenizer(json.loads(backend.to_str()), {})
+    text = "Il est né à 日本 né."
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert {tokenizer.added_tokens["né"], tokenizer.added_tokens["日本"]} <= set(ids)
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+def test_a_byte_level_decoder_among_steps_without_meaning_is_one() -> None:
+    """Decoding pair by pair broke characters of several tokens."""
+    document = json.loads(small.byte_level_bpe().to_str())
+    document["decoder"] = {"type": "Sequence", "decoders": [document["decoder"], {"type": "Fuse"}]}
+    tokenizer = Tokenizer(document, {})
+    ids = tokenizer.encode("日本 🦊", add_special_tokens=False)
+    assert len(ids) > 4 and tokenizer.decode(ids, skip_special_tokens=False) == "日本 🦊"
 
 
 def test_token_bytes_of_a_split_character() -> None:
