@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from gateway.envelope import Failure
 from worker.errors import BadRequest
 
-_OFFER = (b"upgrade", b"connection", b"http2-settings")
+_OFFER = (b"upgrade", b"http2-settings")
 
 
 class Http(HttpToolsProtocol):
@@ -41,7 +41,11 @@ class Http(HttpToolsProtocol):
     def _head_without_offer(self) -> bytes:
         """The head that was just read, for a new parser."""
         lines = [self.parser.get_method() + b" " + self.url + b" HTTP/1.1"]
-        lines += [name + b": " + value for name, value in self.headers if name not in _OFFER]
+        for name, value in self.headers:
+            if name == b"connection":
+                value = b",".join(token for token in value.split(b",") if token.strip().lower() not in _OFFER)
+            if name not in _OFFER:
+                lines.append(name + b": " + value)
         self.parser = httptools.HttpRequestParser(self)
         return b"\r\n".join(lines) + b"\r\n\r\n"
 

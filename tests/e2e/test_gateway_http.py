@@ -58,6 +58,26 @@ def test_an_offer_of_another_protocol_costs_a_request_nothing(
             assert got["openai_input"]["messages"][0]["content"] == "one two"
 
 
+def test_a_connection_that_is_to_be_closed_behind_an_offer_is_closed(echo: Served) -> None:
+    with connect(echo) as peer:
+        offer = b"connection: close, Upgrade\r\nupgrade: h2c\r\n"
+        peer.sendall(CHAT + offer + b"content-length: %d\r\n\r\n" % len(BODY) + BODY)
+        assert read_answer(peer)[0].startswith(b"HTTP/1.1 200 ") and peer.recv(1) == b""
+
+
+def test_requests_in_a_row_each_get_their_answer_offers_among_them(echo: Served) -> None:
+    plain = CHAT + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
+    offering = CHAT + H2C + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
+    with connect(echo) as peer:
+        peer.sendall(plain + offering + plain + offering)
+        data = b""
+        while data.count(b"one two") < 4:
+            part = peer.recv(65536)
+            assert part, data
+            data += part
+    assert data.count(b"HTTP/1.1 200 ") == 4
+
+
 def test_a_chunked_body_behind_an_offer_is_read(echo: Served) -> None:
     with connect(echo) as peer:
         peer.sendall(CHAT + H2C + b"transfer-encoding: chunked\r\n\r\n")
