@@ -21,11 +21,15 @@ def closed(schema: Any) -> Any:
 
 
 def can_be_closed(schema: Any) -> bool:
-    """Whether each object is declared in one place, so that closing it takes away nothing that another place names."""
+    """Whether each object is declared in one place, so that closing it takes away nothing that another place names, or
+    that must be there."""
     if isinstance(schema, list):
         return all(map(can_be_closed, schema))
     if not isinstance(schema, dict):
         return True
     if ("properties" in schema and not _COMBINE.isdisjoint(schema)) or len(schema.get("allOf") or ()) > 1:
+        return False
+    declared, required = schema.get("properties"), schema.get("required")
+    if isinstance(declared, dict) and isinstance(required, list) and any(name not in declared for name in required):
         return False
     return all(map(can_be_closed, schema.values()))

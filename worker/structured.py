@@ -38,7 +38,7 @@ from worker.protocol.constraints import Constraint
 from worker.protocol.requests import ChatCompletionRequest
 from worker.protocol.tools import Tool
 from worker.tokenizer import Tokenizer
-from worker.tool_grammar import Expression, Form, can_write, may_call, must_call
+from worker.tool_grammar import Expression, Form, as_object, can_write, may_call, must_call
 from worker.whole_output import Beginning, WholeOutput
 
 _ANY_OBJECT = {"type": "object"}  # arguments that nothing is asked of
@@ -147,13 +147,12 @@ class OutputFormats:
         strict = [tool for tool in tools if tool.strict]
         if not tools or not (forced or strict or request.constraint is not None):
             return None, None
-        for tool in tools if forced else strict:
-            spec = GrammarSpec("json_schema", json.dumps(tool.parameters or {}))
-            _check(spec, f"{tool.param}.parameters")
+        kept = {tool.name: _kept_parameters(tool) for tool in (tools if forced else strict)}
         kind = FORMATS.get(formats.tool or "")
         # Where arguments stand one by one, only the schema says which there are.
         all_kept = forced or (kind is not None and kind.shape is not None and kind.shape.parameter is not None)
-        schemas: Tools = {tool.name: tool.parameters if all_kept or tool.strict else _ANY_OBJECT for tool in tools}
+        loose = {tool.name: tool.parameters if all_kept else _ANY_OBJECT for tool in tools}
+        schemas: Tools = {**loose, **kept}
         many = request.parallel_tool_calls and not request.legacy_functions and choice.kind != "named"
         form = self._form(formats, schemas)
         if forced or request.constraint is not None or formats.tool == HARMONY:
@@ -187,6 +186,20 @@ def _callable_tools(request: ChatCompletionRequest) -> tuple[Tool, ...]:
             return tuple(tool for tool in request.all_tools if tool.name == choice.name)
     allowed = choice.allowed
     return tuple(tool for tool in request.all_tools if allowed is None or tool.name in allowed)
+
+
+def _kept_parameters(tool: Tool) -> Mapping[str, Any] | None:
+    """The schema of arguments that a constraint keeps. Raises BadRequest."""
+    if tool.parameters is None:
+        return None
+    param = f"{tool.param}.parameters"
+    try:
+        schema = as_object(tool.parameters)
+    except ValueError:
+        text = f"{param}: must be the schema of an object, which arguments are"
+        raise BadRequest(text, param=param, code="invalid_json_schema") from None
+    _check(GrammarSpec("json_schema", json.dumps(schema)), param)
+    return schema
 
 
 def _schemas(tools: tuple[Tool, ...]) -> dict[str, Mapping[str, Any] | None]:

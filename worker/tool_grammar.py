@@ -9,18 +9,16 @@ A form is a tool-call format that says how it is written (`Shape`). Knows no req
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from worker import lark
 from worker.closed_schema import can_be_closed, closed
 from worker.parsers.tool_parser import Shape, Tools
-from worker.parsers.values import property_types
+from worker.plain_values import ANNOTATIONS, as_text
 
 MAX_MORE_CALLS = 15  # behind the first one
-# Keywords under which a string may be any text.
-_NO_LIMIT = frozenset({"type", "title", "description", "default", "examples", "deprecated"})
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -37,6 +35,15 @@ class Form:
 class Expression:
     text: str
     rules: tuple[str, ...] = ()
+
+
+def as_object(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of arguments, which are always an object, though it may not say so. Raises ValueError if they cannot
+    be one."""
+    types = schema.get("type", "object")
+    if types != "object" and (isinstance(types, str) or (isinstance(types, list) and "object" not in types)):
+        raise ValueError
+    return {**schema, "type": "object"} if isinstance(types, str | list) else schema
 
 
 def can_write(form: Form, tools: Tools) -> bool:
@@ -112,9 +119,10 @@ def _value(
 ) -> Expression:
     """The value of one parameter and what is behind it."""
     end = lark.literal(after, special)
-    if (choices := _strings(declared)) is not None:
-        return Expression(f"{lark.alternatives(lark.literal(choice, {}) for choice in choices)} {end}")
-    if property_types(schema, key) == {"string"}:
+    written = as_text(declared, schema)
+    if isinstance(written, tuple):
+        return Expression(f"{lark.alternatives(lark.literal(text, {}) for text in written)} {end}")
+    if written == "text":
         return Expression(*_free_text(after, special, rule))
     definitions = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     return Expression(f"{lark.json_value({**definitions, **declared})} {end}")
@@ -128,40 +136,22 @@ def _free_text(after: str, special: Mapping[str, int], rule: str) -> tuple[str, 
 
 
 def _plain_parameters(schema: Mapping[str, Any] | None) -> bool:
-    """Whether the arguments can stand as parameters: each a free or enumerated string, or no string at all."""
+    """Whether the arguments can stand as parameters, each as plain text."""
     if schema is None:
         return True
     if not isinstance(schema.get("properties", {}), Mapping) or "$ref" in schema:
         return False
     properties = schema.get("properties", {})
-    if not set(schema.get("required") or ()) <= set(properties) or _limits(schema) - _OBJECT_KEYWORDS:
+    if not set(schema.get("required") or ()) <= set(properties) or set(schema) - _OBJECT_KEYWORDS:
         return False
     return all(_plain_value(key, declared, schema) for key, declared in properties.items())
 
 
-_OBJECT_KEYWORDS = frozenset(
-    "type properties required additionalProperties $defs definitions $schema $id strict".split()
-) | (_NO_LIMIT - {"type"})
+_OBJECT_KEYWORDS = (
+    frozenset("type properties required additionalProperties $defs definitions $schema $id strict".split())
+    | ANNOTATIONS
+)
 
 
 def _plain_value(key: str, declared: Any, schema: Mapping[str, Any]) -> bool:
-    if not isinstance(declared, Mapping) or "\n" in key or ">" in key:
-        return False
-    if (choices := _strings(declared)) is not None:
-        return all(choice and choice == choice.strip() for choice in choices)
-    types = property_types(schema, key)
-    return _limits(declared) <= _NO_LIMIT if types == {"string"} else bool(types) and "string" not in types
-
-
-def _strings(declared: Any) -> Sequence[str] | None:
-    """The values of an enumeration of strings."""
-    if not isinstance(declared, Mapping):
-        return None
-    values = declared.get("enum", [declared["const"]] if "const" in declared else None)
-    if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
-        return values if _limits(declared) <= _NO_LIMIT | {"enum", "const"} else None
-    return None
-
-
-def _limits(schema: Mapping[str, Any]) -> frozenset[str]:
-    return frozenset(schema)
+    return isinstance(declared, Mapping) and "\n" not in key and ">" not in key and bool(as_text(declared, schema))

@@ -73,7 +73,7 @@ def _type_of(value: Any) -> frozenset[str]:
 
 
 def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
-    schema = _resolved(schema, root)
+    schema = resolved(schema, root)
     if not schema or depth > _MAX_REFERENCES:
         return frozenset()
     declared = schema.get("type")
@@ -95,7 +95,7 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
 
 def _declared(schema: Any, key: str, root: Mapping[str, Any], depth: int) -> Any:
     """What the schema says of argument `key`, in whichever of its parts; None = nothing."""
-    schema = _resolved(schema, root)
+    schema = resolved(schema, root)
     properties = schema.get("properties")
     if isinstance(properties, Mapping) and key in properties:
         return properties[key]
@@ -105,14 +105,20 @@ def _declared(schema: Any, key: str, root: Mapping[str, Any], depth: int) -> Any
 
 
 def _words(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
-    schema = _resolved(schema, root)
+    schema = resolved(schema, root)
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
     words = frozenset(value for value in values if isinstance(value, str)) if isinstance(values, list) else frozenset()
     parts = (option for keyword in _PARTS if isinstance(options := schema.get(keyword), list) for option in options)
     return words.union(*(_words(part, root, depth + 1) for part in parts if depth < _MAX_PARTS))
 
 
-def _resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
+def schema_types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
+    """The JSON types that `schema`, a part of `root`, allows; empty = any."""
+    return _types(schema, root, 0)
+
+
+def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema that `schema` refers to, or itself; {} where there is none."""
     for _ in range(_MAX_REFERENCES):
         if not isinstance(schema, Mapping):
             return {}
