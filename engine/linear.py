@@ -4,7 +4,7 @@ x [T, in], W [out, in], b [out], residual [T, out] -> [T, out]
 
 Linear          weights as they are: what a GPU wants, and the reference of every other format
 PackedLinear    oneDNN's blocked order (CPU)
-NativeLinear    panels of engine/native/gemm.cpp (CPU), stored as float32, bfloat16 (plain or in pairs), int8 or int4
+NativeLinear    panels of engine/native (CPU), stored as float32, bfloat16 (plain or in pairs), int8 or int4
 ByRows          two of them: one for few rows, one for many
 """
 
@@ -62,9 +62,11 @@ class NativeLinear(Linear):
         scales: Tensor | None = None
         if isinstance(weight, Quantized):
             kind, scales = weight.kind, weight.scales
-            packed = _panels(weight.values, kernels.columns)
-            if kind == "int4":
-                packed = packed[:, 0::2] & 15 | packed[:, 1::2] << 4
+            packed = _panels(F.pad(weight.values, (0, weight.shape[1] % 2)), kernels.columns)
+            if kind == "int8":
+                packed = packed.unflatten(1, (-1, 2)).transpose(2, 3)
+            else:
+                packed = _words(packed)
                 scales = _panels(weight.scales, kernels.columns).contiguous()
         else:
             short = weight.to(torch.bfloat16)
@@ -104,6 +106,16 @@ def _panels(weight: Tensor, columns: int) -> Tensor:
     """[out, in] -> [ceil(out / columns), in, columns], zeros where there is no output"""
     weight = F.pad(weight, (0, 0, 0, -weight.shape[0] % columns))
     return weight.view(-1, columns, weight.shape[1]).transpose(1, 2)
+
+
+def _words(nibbles: Tensor) -> Tensor:
+    """0..15 [panels, in, columns] -> int32 [panels, in / 8, columns]. A word's low half: inputs 0 2 4 6, high: 1 3 5 7."""
+    eights = nibbles.int().unflatten(1, (-1, 4, 2))
+    words = eights.new_zeros(len(nibbles), eights.shape[1], nibbles.shape[2])
+    for pair in range(4):
+        for half in range(2):
+            words |= eights[:, :, pair, half] << 4 * pair + 16 * half
+    return words
 
 
 class ByRows(Linear):

@@ -2,9 +2,13 @@
 // it means.
 //
 // A task is a tile of queries of one sequence, with all query heads that share a key/value head: its rows. They see
-// the same keys, which are read once for all of them, block by block, with a running softmax. The long context of a
-// single query is split into several tasks, whose results are joined. Where there are single queries enough for all
-// threads, a task takes several key/value heads, page by page: memory is read faster in longer stretches.
+// the same keys, which are read once for all of them, block by block, with a running softmax. Where there are single
+// queries enough for all threads, a task takes several key/value heads, page by page: memory is read faster in longer
+// stretches.
+//
+// The context is cut into spans of kSpan tokens, whose results are joined one by one; those of a single query are tasks
+// of their own. Spans and blocks begin at fixed positions, so that the result of a query does not depend on what else is
+// in its tile or step.
 //
 // T tokens, Hq query heads, Hkv key/value heads, G = Hq / Hkv, D head size, Dv value size
 
@@ -15,7 +19,7 @@
 namespace {
 
 constexpr int64_t kTileRows = 32;  // of a tile: queries * G, unless G alone is more
-constexpr int64_t kSplit = 512;    // tokens of context that one task of a single query attends to
+constexpr int64_t kSpan = 512;     // tokens of context
 
 struct Task {
     int64_t part, row, queries;  // rows [row, row + queries) of the batch
@@ -35,30 +39,24 @@ void write_kv(const Attention& layer, const Step& step, int64_t t, const T* key,
     }
 }
 
-// R = key/value heads of the task * its rows, head by head. Room: q [R, D], scores [R, kBlock], results [R, kHead + Dv].
+// The scores, weights and weighted values of the task's rows with the tokens [first, last) of one span. q [R, D]
 template <class T>
-void attend_task(const Attention& layer, const Step& step, const Task& task, const T* query, int64_t q_stride, float* q,
-                 float* scores, float* results) {
+void attend_span(const Attention& layer, const Step& step, const Task& task, int64_t first, int64_t last,
+                 const float* q, float* scores, float* results) {
     const int64_t group = layer.q_heads / layer.kv_heads, rows = task.queries * group, all_rows = task.kv_heads * rows;
     const int64_t dim = layer.dim, value_dim = layer.value_dim, size = layer.page_size, stride = kHead + value_dim;
     const int64_t* pages = step.page_table + task.part * step.table_stride;
-    for (int64_t h = 0; h < task.kv_heads; h++)
-        for (int64_t i = 0; i < task.queries; i++) {
-            const T* from = query + (task.row + i) * q_stride + (task.kv_head + h) * group * dim;
-            float* to = q + (h * task.queries + i) * group * dim;
-            for (int64_t d = 0; d < group * dim; d++) to[d] = load(from[d]) * layer.scale;
-        }
     std::fill(results, results + all_rows * stride, 0.0f);
     for (int64_t r = 0; r < all_rows; r++) results[r * stride] = -INFINITY;
 
-    for (int64_t block = task.first; block < task.last; block += kBlock) {
-        const int64_t end = std::min(block + kBlock, task.last);
+    for (int64_t block = first / kBlock * kBlock; block < last; block += kBlock) {
+        const int64_t end = std::min(block + kBlock, last);
         auto each_run = [&](const void* pool, int64_t width, auto use) {  // of tokens side by side in a page
             auto address = [&](int64_t at, int64_t h) {
                 const int64_t head = pages[at / size] * layer.kv_heads + task.kv_head + h;
                 return (const T*)pool + (head * size + at % size) * width;
             };
-            for (int64_t at = block, n; at < end; at += n) {
+            for (int64_t at = std::max(block, first), n; at < end; at += n) {
                 n = std::min(size - at % size, end - at);
                 for (int64_t h = 0; h < task.kv_heads; h++)
                     use(at - block, h * rows, address(at, h), n, address(std::min(at + size, end - 1), h));
@@ -86,22 +84,42 @@ void attend_task(const Attention& layer, const Step& step, const Task& task, con
     }
 }
 
-// Joins the partial results of a row's spans, `stride` floats apart, and the sink of the head. Each span's largest score
-// gives way to the factor that its sums are worth.
+// Adds the result of a row with a span to that with the spans before.
+void join(float* row, const float* span, int64_t value_dim) {
+    if (span[1] == 0) return;  // it saw nothing there
+    if (row[1] == 0) return (void)std::memcpy(row, span, (kHead + value_dim) * sizeof(float));
+    const float largest = std::max(row[0], span[0]);
+    const float mine = fast_exp(row[0] - largest), its = fast_exp(span[0] - largest);
+    row[0] = largest;
+    for (int64_t i = 1; i < kHead + value_dim; i++) row[i] = row[i] * mine + span[i] * its;
+}
+
+// Divides by the sum of the weights, of which the sink of the head is one.
 template <class T>
-void join(float* partial, int64_t spans, int64_t stride, int64_t value_dim, const float* sink, T* out) {
-    float largest = sink ? *sink : -INFINITY;
-    for (int64_t s = 0; s < spans; s++) largest = std::max(largest, partial[s * stride]);
-    float total = sink ? fast_exp(*sink - largest) : 0.0f;
-    for (int64_t s = 0; s < spans; s++) {
-        float* span = partial + s * stride;
-        span[0] = fast_exp(span[0] - largest);
-        total += span[1] * span[0];
-    }
-    for (int64_t d = 0; d < value_dim; d++) {
-        float sum = 0;
-        for (int64_t s = 0; s < spans; s++) sum += partial[s * stride + kHead + d] * partial[s * stride];
-        store(out[d], sum / total);
+void finish(const float* row, int64_t value_dim, const float* sink, T* out) {
+    const float largest = sink ? std::max(*sink, row[0]) : row[0], worth = fast_exp(row[0] - largest);
+    const float total = row[1] * worth + (sink ? fast_exp(*sink - largest) : 0.0f);
+    for (int64_t d = 0; d < value_dim; d++) store(out[d], row[kHead + d] * worth / total);
+}
+
+// Room of R rows, the key/value heads of the task * its rows, head by head: q [R, D], scores [R, kBlock], and results
+// [R, kHead + Dv] twice. The task's own are the second ones.
+template <class T>
+void attend_task(const Attention& layer, const Step& step, const Task& task, const T* query, int64_t q_stride, float* q,
+                 float* scores, float* span, float* results) {
+    const int64_t group = layer.q_heads / layer.kv_heads, dim = layer.dim, stride = kHead + layer.value_dim;
+    const int64_t all_rows = task.kv_heads * task.queries * group;
+    for (int64_t h = 0; h < task.kv_heads; h++)
+        for (int64_t i = 0; i < task.queries; i++) {
+            const T* from = query + (task.row + i) * q_stride + (task.kv_head + h) * group * dim;
+            float* to = q + (h * task.queries + i) * group * dim;
+            for (int64_t d = 0; d < group * dim; d++) to[d] = load(from[d]) * layer.scale;
+        }
+    std::fill(results, results + all_rows * stride, 0.0f);
+    for (int64_t first = task.first, last; first < task.last; first = last) {
+        last = std::min((first / kSpan + 1) * kSpan, task.last);
+        attend_span<T>(layer, step, task, first, last, q, scores, span);
+        for (int64_t r = 0; r < all_rows; r++) join(results + r * stride, span + r * stride, layer.value_dim);
     }
 }
 
@@ -112,8 +130,8 @@ int64_t first_seen(const Attention& layer, int64_t position) {
 
 int64_t num_spans(const Attention& layer, const Step& step, int64_t part) {
     if (step.q_start[part + 1] - step.q_start[part] != 1) return 1;
-    const int64_t last = step.kv_len[part];
-    return (last - first_seen(layer, last - 1) + kSplit - 1) / kSplit;
+    const int64_t last = step.kv_len[part] - 1;
+    return last / kSpan - first_seen(layer, last) / kSpan + 1;
 }
 
 // -> how many spans the split queries have, all together
@@ -130,8 +148,9 @@ int64_t make_tasks(const Attention& layer, const Step& step, std::vector<Task>& 
             const int64_t queries = std::min(tile, count - i), position = start + i, last = position + queries;
             const int64_t first = first_seen(layer, position), spans = num_spans(layer, step, part);
             for (int64_t s = 0; s < spans; s++) {
-                Task task{part, step.q_start[part] + i, queries, position, first + s * kSplit,
-                          s + 1 < spans ? first + (s + 1) * kSplit : last, 0, count == 1 ? together : 1, spans, slots};
+                const int64_t begin = (first / kSpan + s) * kSpan;
+                Task task{part, step.q_start[part] + i, queries, position, std::max(first, begin),
+                          s + 1 < spans ? begin + kSpan : last, 0, count == 1 ? together : 1, spans, slots};
                 slots += spans > 1;
                 for (; task.kv_head < layer.kv_heads; task.kv_head += task.kv_heads) {
                     task.kv_heads = std::min(task.kv_heads, layer.kv_heads - task.kv_head);
@@ -162,8 +181,9 @@ void attend(const Attention& layer, const Step& step, const T* query, int64_t q_
 #pragma omp parallel
     {
         static thread_local std::vector<float> room;
-        room.resize(rows * (layer.dim + kBlock + stride));
-        float *q = room.data(), *scores = q + rows * layer.dim, *own = scores + rows * kBlock;
+        room.resize(rows * (layer.dim + kBlock + 2 * stride));
+        float *q = room.data(), *scores = q + rows * layer.dim, *span = scores + rows * kBlock;
+        float* own = span + rows * stride;
 #pragma omp for
         for (int64_t t = 0; t < step.tokens; t++) write_kv(layer, step, t, key + t * k_stride, value + t * v_stride);
 #pragma omp for schedule(dynamic)
@@ -171,18 +191,21 @@ void attend(const Attention& layer, const Step& step, const T* query, int64_t q_
             const Task& task = tasks[i];
             const bool whole = task.spans == 1;
             float* results = whole ? own : split_results + (task.slot * layer.q_heads + task.kv_head * group) * stride;
-            attend_task(layer, step, task, query, q_stride, q, scores, results);
+            attend_task(layer, step, task, query, q_stride, q, scores, span, results);
             for (int64_t h = 0, r = 0; whole && h < task.kv_heads; h++)
                 for (int64_t row = task.row; row < task.row + task.queries; row++)
                     for (int64_t head = (task.kv_head + h) * group, g = 0; g < group; g++, head++, r++)
-                        join(results + r * stride, 1, 0, layer.value_dim, sink(head), place(row, head));
+                        finish(results + r * stride, layer.value_dim, sink(head), place(row, head));
         }
 #pragma omp for
         for (int64_t i = 0; i < num_tasks; i++)
             if (tasks[i].spans > 1 && (i == 0 || tasks[i - 1].row != tasks[i].row))
-                for (int64_t head = 0; head < layer.q_heads; head++)
-                    join(split_results + (tasks[i].slot * layer.q_heads + head) * stride, tasks[i].spans,
-                         layer.q_heads * stride, layer.value_dim, sink(head), place(tasks[i].row, head));
+                for (int64_t head = 0; head < layer.q_heads; head++) {
+                    float* joined = split_results + (tasks[i].slot * layer.q_heads + head) * stride;
+                    for (int64_t s = 1; s < tasks[i].spans; s++)
+                        join(joined, joined + s * layer.q_heads * stride, layer.value_dim);
+                    finish(joined, layer.value_dim, sink(head), place(tasks[i].row, head));
+                }
     }
 }
 

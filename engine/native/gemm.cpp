@@ -1,18 +1,56 @@
-// y = x W^T (+ bias) (+ residual) for CPUs, with weights stored as float, bfloat16, int8 or int4, computed in float; or,
-// where processors have an instruction for it, in pairs of bfloat16 that are multiplied and added to a float.
+// y = x W^T (+ bias) (+ residual) for CPUs, with weights stored as float or bfloat16, computed in float; or, where
+// processors have an instruction for it, in pairs of bfloat16 that are multiplied and added to a float. integers.cpp
+// has the other formats.
 //
-// M rows of x, K inputs, N outputs. The weights lie in panels of C outputs, input by input: [N / C][K][C]; bfloat16 with
-// two inputs of an output side by side: [N / C][K / 2][C][2]. Of the last panel the outputs beyond N are padding. A panel
-// is multiplied with up to kRows rows of x at once, whose sums stay in registers. Few rows read the panel as it is
-// stored, so that small formats save memory traffic.
+// Panels of floats lie input by input, [N / C][K][C]; of bfloat16 with two inputs of an output side by side,
+// [N / C][K / 2][C][2]. Few rows read the panel as it is stored, so that a small format saves memory traffic.
+//
+// The products of an output are added one by one, in the order of the inputs, however many rows and panels are
+// multiplied at once: a row's result does not depend on which others it is computed with.
 
 #include "panels.h"
 
 namespace {
 
-constexpr int kRows = kWidth == 16 ? 12 : 6;  // rows of x whose sums fit into the registers
 constexpr int64_t kBlockFloats = 256 * 1024;  // of x that are multiplied with all panels before the next ones
-constexpr int64_t kTogether = 2;              // panels that the same rows are multiplied with before the next ones
+
+template <int rows>
+void add_products(const float* x, int64_t stride, Floats a, Floats b, Pair* sums) {
+    for (int r = 0; r < rows; r++) {
+        sums[r].a = add_product(sums[r].a, x[r * stride], a);
+        sums[r].b = add_product(sums[r].b, x[r * stride], b);
+    }
+}
+
+// What adds the products of input k to the sums of `rows` rows of x; of pairs, k is the first or the second one of two.
+struct Plain {
+    using Input = float;
+    static constexpr int kStep = 1;
+    const float* data;
+    Plain(const void* weights, int64_t panel, int64_t inputs)
+        : data((const float*)weights + panel * inputs * kColumns) {}
+    template <int rows>
+    void add(const float* x, int64_t stride, int64_t k, int, Pair* sums) const {
+        const float* row = data + k * kColumns;
+        for (int c = 0; c < kColumns; c += 16) prefetch(row + c);
+        add_products<rows>(x + k, stride, load_many(row), load_many(row + kWidth), sums);
+    }
+};
+
+struct Pairs {  // of bfloat16, multiplied as floats
+    using Input = float;
+    static constexpr int kStep = 2;
+    const Words* data;  // two registers a pair
+    Pairs(const void* weights, int64_t panel, int64_t inputs) : data((const Words*)weights + panel * inputs) {}
+    template <int rows>
+    void add(const float* x, int64_t stride, int64_t k, int which, Pair* sums) const {
+        constexpr uint32_t second = 0xffff0000;  // the bits of the second number of a pair
+        if (which < kWidth / 8) prefetch(data + k + which);
+        const Words a = data[k], b = data[k + 1];
+        if (which) add_products<rows>(x + k + 1, stride, (Floats)(a & second), (Floats)(b & second), sums);
+        else add_products<rows>(x + k, stride, (Floats)(a << 16), (Floats)(b << 16), sums);
+    }
+};
 
 // sums + the products of both numbers of each pair, x being one pair
 inline Floats add_pairs(Floats sums, uint32_t x, Words weights) {
@@ -27,194 +65,61 @@ inline Floats add_pairs(Floats sums, uint32_t x, Words weights) {
 #endif
 }
 
-template <int rows>
-void multiply(const bf16* x, int64_t stride, const Pairs<bf16>& panel, int64_t inputs, Pair* sums) {
-    Pair part[rows] = {};
-    for (int64_t k = 0; k < inputs; k += 2) {
-        prefetch(panel, k);
-        const Words a = panel.data[k], b = panel.data[k + 1];
+struct ShortPairs : Pairs {  // multiplied as bfloat16, both at once
+    using Input = bf16;
+    using Pairs::Pairs;
+    template <int rows>
+    void add(const bf16* x, int64_t stride, int64_t k, int which, Pair* sums) const {
+        if (which) return;
+        for (int w = 0; w < 2; w += 16 / kWidth) prefetch(data + k + w);
         for (int r = 0; r < rows; r++) {
             uint32_t pair;
             std::memcpy(&pair, x + r * stride + k, 4);
-            part[r].a = add_pairs(part[r].a, pair, a);
-            part[r].b = add_pairs(part[r].b, pair, b);
+            sums[r].a = add_pairs(sums[r].a, pair, data[k]);
+            sums[r].b = add_pairs(sums[r].b, pair, data[k + 1]);
         }
     }
-    for (int r = 0; r < rows; r++) sums[r] = part[r];
-}
-
-template <int rows>
-void multiply(const float* x, int64_t stride, const Pairs<float>& panel, int64_t inputs, Pair* sums) {
-    constexpr int ways = rows <= 3 ? 2 : 1;  // sums of few rows would wait for each other
-    Pair part[ways][rows] = {};
-    for (int64_t k = 0; k < inputs; k += 2) {
-        prefetch(panel, k);
-        const Pair low = panel.load(k);
-        for (int r = 0; r < rows; r++) {
-            part[0][r].a = add_product(part[0][r].a, x[r * stride + k], low.a);
-            part[0][r].b = add_product(part[0][r].b, x[r * stride + k], low.b);
-        }
-        const Pair high = panel.load(k + 1);
-        for (int r = 0; r < rows; r++) {
-            part[ways - 1][r].a = add_product(part[ways - 1][r].a, x[r * stride + k + 1], high.a);
-            part[ways - 1][r].b = add_product(part[ways - 1][r].b, x[r * stride + k + 1], high.b);
-        }
-    }
-    for (int r = 0; r < rows; r++) {
-        sums[r] = part[0][r];
-        if (ways > 1) sums[r].a += part[1][r].a, sums[r].b += part[1][r].b;
-    }
-}
-
-// sums[r] = x[r] . panel for `rows` rows, `stride` numbers apart
-template <int rows, class Panel>
-void multiply(const float* x, int64_t stride, const Panel& panel, int64_t inputs, Pair* sums) {
-    constexpr int ways = rows == 1 ? 4 : rows <= 3 ? 2 : 1;  // sums of few rows would wait for each other
-    Pair part[ways][rows] = {};
-    int64_t k = 0;
-    for (; k + ways <= inputs; k += ways) {
-        for (int w = 0; w < ways; w++) {
-            if (w * kColumns * Panel::kBitsAnInput % 512 == 0) prefetch(panel, k + w);  // one a cache line
-            Pair weights = panel.load(k + w);
-            for (int r = 0; r < rows; r++) {
-                part[w][r].a = add_product(part[w][r].a, x[r * stride + k + w], weights.a);
-                part[w][r].b = add_product(part[w][r].b, x[r * stride + k + w], weights.b);
-            }
-        }
-    }
-    for (; k < inputs; k++) {
-        Pair weights = panel.load(k);
-        for (int r = 0; r < rows; r++) {
-            part[0][r].a = add_product(part[0][r].a, x[r * stride + k], weights.a);
-            part[0][r].b = add_product(part[0][r].b, x[r * stride + k], weights.b);
-        }
-    }
-    for (int r = 0; r < rows; r++) {
-        sums[r] = part[0][r];
-        for (int w = 1; w < ways; w++) sums[r].a += part[w][r].a, sums[r].b += part[w][r].b;
-    }
-}
-
-// Of few rows of x: the 8 that is to be subtracted from every weight, and the scale, wait for the end of a group.
-template <int rows, class = std::enable_if_t<(rows <= 3)>>
-void multiply(const float* x, int64_t stride, const Int4& panel, int64_t inputs, Pair* sums) {
-    for (int r = 0; r < rows; r++) sums[r] = Pair{};
-    for (int64_t group = 0; group < inputs; group += 32) {
-        Pair even[rows] = {}, odd[rows] = {};
-        for (int64_t k = group; k < group + 32; k += 2) {
-            const uint8_t* row = panel.data + k / 2 * kColumns;
-            prefetch(panel, k);
-            const Ints a = load_ints(row), b = load_ints(row + kWidth);
-            const Floats a_low = __builtin_convertvector(a & 15, Floats), a_high = __builtin_convertvector(a >> 4, Floats);
-            const Floats b_low = __builtin_convertvector(b & 15, Floats), b_high = __builtin_convertvector(b >> 4, Floats);
-            for (int r = 0; r < rows; r++) {
-                const float first = x[r * stride + k], second = x[r * stride + k + 1];
-                even[r].a = add_product(even[r].a, first, a_low), even[r].b = add_product(even[r].b, first, b_low);
-                odd[r].a = add_product(odd[r].a, second, a_high), odd[r].b = add_product(odd[r].b, second, b_high);
-            }
-        }
-        const Pair scale = panel.scale(group);
-        for (int r = 0; r < rows; r++) {
-            float total = 0;
-            for (int64_t k = group; k < group + 32; k++) total += x[r * stride + k];
-            sums[r].a += (even[r].a + odd[r].a - 8 * total) * scale.a;
-            sums[r].b += (even[r].b + odd[r].b - 8 * total) * scale.b;
-        }
-    }
-}
-
-template <int rows, class Panel>
-void multiply_some(int64_t count, const typename Panel::Input* x, int64_t stride, const Panel& panel, int64_t inputs,
-                   Pair* sums) {
-    if constexpr (rows > 0) {
-        if (count == rows) multiply<rows>(x, stride, panel, inputs, sums);
-        else multiply_some<rows - 1>(count, x, stride, panel, inputs, sums);
-    }
-}
-
-template <class T>
-struct Call {
-    const T *x, *bias, *residual;  // bias and residual may be null
-    const void* weights;
-    const float* scales;  // null unless the weights are integers
-    T* out;               // [M, N], as residual
-    int64_t rows, inputs, outputs;
 };
 
-template <class Panel, class T>
-void finish(const Call<T>& call, int64_t row, int64_t count, int64_t panel, const Pair* sums) {
-    const int64_t first = panel * kColumns, columns = std::min<int64_t>(kColumns, call.outputs - first);
-    for (int64_t r = 0; r < count; r++) {
-        float values[kColumns];
-        std::memcpy(values, &sums[r], sizeof values);
-        const int64_t at = (row + r) * call.outputs + first;
-        for (int64_t c = 0; c < columns; c++) {
-            float y = values[c];
-            if (Panel::kScaleAtEnd) y *= call.scales[first + c];
-            if (call.bias) y += load(call.bias[first + c]);
-            if (call.residual) y += load(call.residual[at + c]);
-            store(call.out[at + c], y);
-        }
-    }
-}
-
-// The panels [first, last) with some rows, in the order that leaves both in the caches. Room: wide, of all these panels.
-template <class Panel, class T>
-void run_panels(const Call<T>& call, const typename Panel::Input* x, int64_t first_row, int64_t rows, int64_t first,
-                int64_t last, float* wide) {
-    const int64_t inputs = call.inputs;
-    constexpr bool widens = Panel::kWidenFrom != INT64_MAX;
-    const bool wide_enough = rows >= Panel::kWidenFrom;
-    if constexpr (widens)
-        for (int64_t index = first; wide_enough && index < last; index++) {
-            const Panel panel(call.weights, call.scales, index, inputs);
-            for (int64_t k = 0; k < inputs; k++) {
-                prefetch(panel, k);
-                const Pair weights = panel.load(k);
-                std::memcpy(wide + ((index - first) * inputs + k) * kColumns, &weights, sizeof weights);
-            }
-        }
-    for (int64_t row = 0; row < rows; row += kRows) {
-        const int64_t count = std::min<int64_t>(kRows, rows - row);
-        for (int64_t index = first; index < last; index++) {
-            Pair sums[kRows];
-            if constexpr (widens)
-                if (wide_enough) {
-                    const Plain panel(wide, nullptr, index - first, inputs);
-                    multiply_some<kRows>(count, x + row * inputs, inputs, panel, inputs, sums);
-                }
-            if (!wide_enough) {
-                const Panel panel(call.weights, call.scales, index, inputs);
-                multiply_some<kRows>(count, x + row * inputs, inputs, panel, inputs, sums);
-            }
-            finish<Panel>(call, first_row + row, count, index, sums);
-        }
-    }
+// sums[p][r] = x[r] . panels[p] for `rows` rows, `stride` numbers apart
+template <int rows, int panels, class Panel>
+void multiply(const typename Panel::Input* x, int64_t stride, const Panel* panel, int64_t inputs, Pair (*sums)[kRows]) {
+    Pair part[panels][rows] = {};
+    for (int64_t k = 0; k < inputs; k += Panel::kStep)
+        for (int which = 0; which < Panel::kStep; which++)
+            for (int p = 0; p < panels; p++) panel[p].template add<rows>(x, stride, k, which, part[p]);
+    for (int p = 0; p < panels; p++)
+        for (int r = 0; r < rows; r++) sums[p][r] = part[p][r];
 }
 
 template <class Panel, class T>
 void run(const Call<T>& call) {
-    static thread_local std::vector<typename Panel::Input> converted;
-    const int64_t panels = (call.outputs + kColumns - 1) / kColumns;
-    const int64_t block = std::max<int64_t>(kRows, kBlockFloats / call.inputs / kRows * kRows);
-    for (int64_t first = 0; first < call.rows; first += block) {
-        const int64_t rows = std::min(block, call.rows - first);
-        const typename Panel::Input* x;
-        if constexpr (std::is_same_v<T, typename Panel::Input>) {
-            x = call.x + first * call.inputs;
+    using Input = typename Panel::Input;
+    static thread_local std::vector<Input> converted;
+    const int64_t inputs = call.inputs, block = std::max<int64_t>(kRows, kBlockFloats / inputs / kRows * kRows);
+    for (int64_t first_row = 0; first_row < call.rows; first_row += block) {
+        const int64_t rows = std::min(block, call.rows - first_row);
+        const Input* x;
+        if constexpr (std::is_same_v<T, Input>) {
+            x = call.x + first_row * inputs;
         } else {
-            converted.resize(rows * call.inputs);
-            for (int64_t i = 0; i < rows * call.inputs; i++) store(converted[i], load(call.x[first * call.inputs + i]));
+            converted.resize(rows * inputs);
+            for (int64_t i = 0; i < rows * inputs; i++) store(converted[i], load(call.x[first_row * inputs + i]));
             x = converted.data();
         }
-#pragma omp parallel
-        {
-            static thread_local std::vector<float> wide;
-            if (Panel::kWidenFrom != INT64_MAX) wide.resize(kTogether * call.inputs * kColumns);
-#pragma omp for schedule(dynamic, 2)  // a core may be busy with another process
-            for (int64_t panel = 0; panel < panels; panel += kTogether)
-                run_panels<Panel>(call, x, first, rows, panel, std::min(panel + kTogether, panels), wide.data());
-        }
+        each_tile(rows, call.outputs, [&](int64_t count, int64_t row, int64_t first, int64_t last) {
+            static_assert(kTogether == 2);
+            const Panel panels[2] = {{call.weights, first, inputs}, {call.weights, last - 1, inputs}};
+            Pair sums[2][kRows];
+            const Input* rows_of_x = x + row * inputs;
+            with_constant<kRows>(count, [&](auto n) {
+                // The sums of few rows with one panel would wait for each other.
+                if (n <= kRows / 2 && last - first == 2) return multiply<n, 2>(rows_of_x, inputs, panels, inputs, sums);
+                for (int p = 0; p < last - first; p++) multiply<n, 1>(rows_of_x, inputs, panels + p, inputs, sums + p);
+            });
+            for (int64_t p = 0; p < last - first; p++)
+                finish<T>(call, first_row + row, count, first + p, sums[p], nullptr);
+        });
     }
 }
 
@@ -226,10 +131,10 @@ void gemm(const Linear& linear, const T* x, int64_t rows, const T* residual, T* 
                  linear.outputs};
     switch (linear.format) {
         case 0: return run<Plain>(call);
-        case 1: return run<Pairs<float>>(call);
-        case 2: return run<Int8>(call);
-        case 3: return run<Int4>(call);
-        case 4: return run<Pairs<bf16>>(call);
+        case 1: return run<Pairs>(call);
+        case 2: return gemm_integers<8>(call);
+        case 3: return gemm_integers<4>(call);
+        case 4: return run<ShortPairs>(call);
     }
 }
 

@@ -42,8 +42,6 @@ typedef float Floats __attribute__((vector_size(kWidth * 4)));
 typedef uint32_t Words __attribute__((vector_size(kWidth * 4)));
 typedef int32_t Ints __attribute__((vector_size(kWidth * 4)));
 typedef uint16_t Halves __attribute__((vector_size(kWidth * 2)));
-typedef int8_t Bytes __attribute__((vector_size(kWidth)));
-typedef uint8_t UnsignedBytes __attribute__((vector_size(kWidth)));
 
 inline Floats load_many(const float* from) {
     Floats x;
@@ -55,28 +53,11 @@ inline Floats load_many(const bf16* from) {
     std::memcpy(&x, from, sizeof x);
     return (Floats)(__builtin_convertvector(x, Words) << 16);
 }
-inline Ints load_ints(const int8_t* from) {
-#if defined(__AVX512F__)  // compilers make dozens of instructions of the general form
-    return (Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from));
-#elif defined(__AVX2__)
-    return (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from));
-#else
-    Bytes bytes;
-    std::memcpy(&bytes, from, sizeof bytes);
-    return __builtin_convertvector(bytes, Ints);
-#endif
+inline void store_many(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }
+inline void store_many(bf16* to, Floats x) {
+    for (int i = 0; i < kWidth; i++) store(to[i], x[i]);
 }
-inline Ints load_ints(const uint8_t* from) {
-#if defined(__AVX512F__)
-    return (Ints)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)from));
-#elif defined(__AVX2__)
-    return (Ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from));
-#else
-    UnsignedBytes bytes;
-    std::memcpy(&bytes, from, sizeof bytes);
-    return __builtin_convertvector(bytes, Ints);
-#endif
-}
+
 // sum + x * y, in one instruction and in this order: compilers that may reorder sums make three of two products.
 inline Floats add_product(Floats sum, Floats x, Floats y) {
 #if defined(__AVX512F__)

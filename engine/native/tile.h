@@ -38,35 +38,39 @@ void prefetch(const T* row, int64_t dim) {
     for (int64_t d = 0; d < dim; d += 64 / int64_t(sizeof(T))) __builtin_prefetch(row + d);
 }
 
-// scores[g * kBlock + i] = query[g] . keys[i] for n rows and `count` tokens that lie side by side.
+// scores[g * kBlock + i] = query[g] . keys[i] for n rows and `count` tokens that lie side by side. The score of a key
+// does not depend on which others are looked at with it.
 template <int n, int fixed, class T>
 void score(const float* query, const T* keys, int64_t count, int64_t any_dim, float* scores, const T* next) {
     const int64_t dim = fixed ? fixed : any_dim, whole = dim / kWidth * kWidth;
     constexpr int few = 4;  // keys at once
-    int64_t i = 0;
-    for (; i + few <= count; i += few) {
+    for (int64_t i = 0; i < count; i += few) {
+        const T* key[few];  // the last one again where there are no more
+        for (int j = 0; j < few; j++) key[j] = keys + std::min(i + j, count - 1) * dim;
         Floats sums[n][few] = {};
-        for (int j = 0; j < few; j++) prefetch(next + (i + j) * dim, dim);
+        for (int j = 0; j < few; j++) prefetch(next + (key[j] - keys), dim);
         for (int64_t d = 0; d < whole; d += kWidth) {
-            Floats key[few];
-            for (int j = 0; j < few; j++) key[j] = load_many(keys + (i + j) * dim + d);
+            Floats part[few];
+            for (int j = 0; j < few; j++) part[j] = load_many(key[j] + d);
             for (int g = 0; g < n; g++) {
                 const Floats q = load_many(query + g * dim + d);
-                for (int j = 0; j < few; j++) sums[g][j] += q * key[j];
+                for (int j = 0; j < few; j++) sums[g][j] += q * part[j];
             }
         }
-        for (int g = 0; g < n; g++) sums_of_four(sums[g], scores + g * kBlock + i);
-    }
-    for (; i < count; i++)
+        const int64_t there = std::min<int64_t>(few, count - i);
         for (int g = 0; g < n; g++) {
-            Floats sum = {};
-            for (int64_t d = 0; d < whole; d += kWidth)
-                sum += load_many(query + g * dim + d) * load_many(keys + i * dim + d);
-            scores[g * kBlock + i] = sum_of(sum);
+            float* to = scores + g * kBlock + i;
+            float four[few];
+            sums_of_four(sums[g], there == few ? to : four);
+            if (there < few) std::memcpy(to, four, there * sizeof(float));
         }
+    }
     for (int64_t d = whole; d < dim; d++)
-        for (i = 0; i < count; i++)
-            for (int g = 0; g < n; g++) scores[g * kBlock + i] += query[g * dim + d] * load(keys[i * dim + d]);
+        for (int64_t i = 0; i < count; i++)
+            for (int g = 0; g < n; g++) {
+                float& to = scores[g * kBlock + i];
+                to = std::fma(query[g * dim + d], load(keys[i * dim + d]), to);
+            }
 }
 
 // out[g * stride + d] += sum over i of weights[g * kBlock + i] * values[i][d]
