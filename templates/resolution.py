@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -171,11 +172,11 @@ class ChatTemplates:
 def custom_source(value: str, *, paths: bool = True) -> str:
     """A template given as its text, as its text on one line with escaped newlines, or as a path to a file."""
     if "{" not in value and "\n" not in value:
-        file = Path(value).expanduser()
-        if paths and file.is_file():
-            return file.read_text(encoding="utf-8")
+        file = Path(os.path.expanduser(value))
+        if paths and os.path.isfile(file):  # false, too, for what can be no path
+            return _template_file(file)
         raise TemplateError(
-            f"CUSTOM_CHAT_TEMPLATE={value!r} is neither a template nor an existing file"
+            f"CUSTOM_CHAT_TEMPLATE={value!r:.200} is neither a template nor an existing file"
             if paths
             else "chat_template is not a template: it has no {{ }} or {% %}"
         )
@@ -183,6 +184,16 @@ def custom_source(value: str, *, paths: bool = True) -> str:
         escapes = {"n": "\n", "t": "\t", "r": "\r", '"': '"', "\\": "\\"}
         return re.sub(r'\\([ntr"\\])', lambda match: escapes[match[1]], value)
     return value
+
+
+def _template_file(file: Path) -> str:
+    try:
+        source = file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TemplateError(f"CUSTOM_CHAT_TEMPLATE={file}: cannot be read: {error}") from None
+    if "{{" not in source and "{%" not in source:
+        raise TemplateError(f"CUSTOM_CHAT_TEMPLATE={file} is no chat template: it has no {{{{ }}}} or {{% %}}")
+    return source
 
 
 def _markers(source: str, files: ModelFiles) -> set[str]:

@@ -49,8 +49,8 @@ def locate(
     `caches`: folders with models--org--name in them, searched in order. `download_to`: the cache that a download goes
     to; None = the hub library's own. Raises ModelNotFound.
     """
-    folder = Path(name).expanduser()
-    if folder.is_dir():
+    folder = Path(os.path.expanduser(name))
+    if os.path.isdir(folder):  # false, too, for what can be no path
         if missing := missing_files(folder, needs):
             raise ModelNotFound(f"the folder '{name}' has no {missing}")
         return folder

@@ -60,6 +60,7 @@ class ModelText:
             raise SettingsError(f"the tokenizer of {settings.model} cannot be used: {error}") from None
         except TemplateError as error:
             raise SettingsError(str(error)) from None
+        _look_at(chat_templates, settings)
         return cls(files, tokenizer, chat_templates, defaults, _formats(files, chat_templates, settings))
 
 
@@ -165,6 +166,19 @@ def _formats(files: ModelFiles, chat_templates: ChatTemplates, settings: Setting
         )
     except UnknownFormat as error:
         raise SettingsError(str(error)) from None
+
+
+def _look_at(chat_templates: ChatTemplates, settings: Settings) -> None:
+    """Tells the operator of a template that clients will have trouble with. (It may need what a request can bring.)"""
+    question = "Wortprobe"
+    try:
+        messages = [{"role": "user", "content": question}]
+        text = chat_templates.render(messages, kwargs=settings.default_chat_template_kwargs).text
+    except TemplateError as error:
+        log.warning("the chat template fails at a plain question: %s", error)
+    else:
+        if question not in text:
+            log.warning("the chat template does not write what a user says")
 
 
 def _sample_call(chat_templates: ChatTemplates) -> str:

@@ -62,17 +62,21 @@ def must_call(form: Form, tools: Tools, special: Mapping[str, int], *, many: boo
 
 
 def may_call(form: Form, tools: Tools, special: Mapping[str, int], *, many: bool) -> Expression:
-    """Any text; where it announces a call, a call follows."""
+    """Any text; where it announces a call, a call follows. What else would be read as a call cannot be written."""
     shape = form.shape
     opening = shape.first + shape.before
     mark = max((mark for mark in form.marks if opening.startswith(mark)), key=len, default="")
+    others = [_pattern(other) for other in form.marks if other != mark and other not in special]
+    free = "/(.|\\n)*/" + (f" & ~/(.|\\n)*({'|'.join(others)})(.|\\n)*/" if others else "")
     if not mark:  # the answer is calls or text, and its first character says which
         calls = must_call(form, tools, special, many=many)
-        return Expression(f"(OTHER | {calls.text})?", (*calls.rules, f"OTHER: /[^{re.escape(opening[0])}\\s](.|\\n)*/"))
+        return Expression(f"(OTHER | {calls.text})?", (*calls.rules, f"OTHER: /[^\\[{{\\s](.|\\n)*/ & ({free})"))
+    rules = [f"FREE: {free}"]
     if mark in special:
-        announced, rules = f"TEXT <[{special[mark]}]>", [lark.TEXT]
+        announced = f"FREE <[{special[mark]}]>"
     else:
-        announced, rules = "announced", [lark.TEXT, f"announced[lazy]: TEXT {lark.literal(mark, {})}"]
+        announced = "announced"
+        rules.append(f"announced[lazy]: FREE {lark.literal(mark, {})}")
     first = _calls(shape, tools, special, mark)
     calls_text = f"{announced} {first.text}"
     if shape.last:
@@ -81,7 +85,12 @@ def may_call(form: Form, tools: Tools, special: Mapping[str, int], *, many: bool
         calls_text += f"{repeat} {lark.literal(shape.last, special)}"
         rules.append(f"call: {_calls(shape, tools, special, '').text}")
     blocks = "block*" if shape.many and many else "block?"
-    return Expression(f"{blocks} TEXT", (*rules, f"block: {calls_text}", *first.rules))
+    return Expression(f"{blocks} FREE", (*rules, f"block: {calls_text}", *first.rules))
+
+
+def _pattern(text: str) -> str:
+    """The text as part of a pattern of the grammar."""
+    return re.escape(text).replace("\\\n", "\\n").replace("/", "\\/")
 
 
 def _calls(shape: Shape, tools: Tools, special: Mapping[str, int], mark: str) -> Expression:

@@ -81,3 +81,20 @@ def test_what_no_request_could_be_answered_with_ends_the_start_while_the_engine_
     settings = Settings.from_env({"MODEL_NAME": str(model), **environ}, has_gpu=False)
     with pytest.raises(SettingsError, match=told):
         ModelText.load(ModelFiles.find(settings), settings)
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        ("{{ find_out() }}", "fails at a plain question: 'find_out' is undefined"),
+        ("{{ bos_token }}", "does not write what a user says"),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", ""),
+    ],
+)
+def test_an_operator_is_told_of_a_template_that_cannot_serve(
+    model: Path, caplog: pytest.LogCaptureFixture, template: str, told: str
+) -> None:
+    settings = Settings.from_env({"MODEL_NAME": str(model), "CUSTOM_CHAT_TEMPLATE": template}, has_gpu=False)
+    (model / "generation_config.json").write_text("{}")
+    ModelText.load(ModelFiles.find(settings), settings)
+    assert told in caplog.text and bool(told) == ("chat template" in caplog.text)

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.unit.test_structured import outputs, plan, read, refusal
+from tests.unit.test_structured import driver, grammar, outputs, plan, read, refusal
 from worker.plain_values import as_text
 
 COLOUR = {"type": "string", "enum": ["red", "5", "none"], "title": "Colour"}
@@ -96,3 +96,41 @@ def test_parameters_that_are_no_object_are_refused(parameters: Any) -> None:
 def test_what_can_be_plain_text(schema: Any, written: Any) -> None:
     root = {"$defs": {"Colour": COLOUR, "Loop": {"$ref": "#/$defs/Loop"}}}
     assert as_text(schema, root) == written
+
+
+PING = {
+    "type": "object",
+    "properties": {"word": {"enum": ["blue"]}},
+    "required": ["word"],
+    "additionalProperties": False,
+}
+
+
+def _json(key: str, name: str = "name") -> str:
+    return json.dumps({name: "f", key: {"word": "red"}})
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("granite", f"<tool_call>{_json('arguments')}</tool_call>"),
+        ("granite", f"<function_call>{_json('arguments')}"),
+        ("qwen3_coder", "<function=f>\n<parameter=word>\nred\n</parameter>\n</function>"),
+        ("minimax_m2", '<invoke name="f"><parameter name="word">red</parameter></invoke>'),
+        ("seed_oss", "Well. <function=f><parameter=word>red</parameter></function>"),
+        ("deepseek_v31", '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"word": "red"}<｜tool▁call▁end｜>'),
+        ("llama3_json", f"<|python_tag|>{_json('parameters')}"),
+        ("llama3_json", f"[{_json('parameters')}]"),
+        ("json", _json("arguments")),
+        ("phi4_mini", f"<|tool_call|>[{_json('arguments')}]<|/tool_call|>"),
+        ("command_r", f"Action:```json\n[{_json('parameters', 'tool_name')}]```"),
+        ("internlm", f"<|action_start|> <|plugin|>{_json('parameters')}<|action_end|>"),
+    ],
+)
+def test_a_strict_tool_cannot_be_called_in_another_way(form: str, text: str) -> None:
+    """Parsers read more ways of writing a call than the one that is constrained: the others cannot be written."""
+    made = plan(form, tools=tool(PING, strict=True))
+    assert read(made, text)[2], "it would be read as a call"
+    assert not driver(False).takes(grammar(made), text)
+    for harmless in ("Just text, with <tags> and [brackets].", ""):
+        assert driver(False).takes(grammar(made), harmless)

@@ -58,6 +58,25 @@ def test_a_custom_template_from_a_file_and_a_missing_file(tmp_path: Path) -> Non
         templates.load(folder, custom_template=str(tmp_path / "missing.jinja"))
 
 
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [(b"root:x:0:0", "is no chat template"), (b"", "is no chat template"), (b"{{ x }}\xff", "cannot be read")],
+)
+def test_a_file_that_is_no_template_fails_at_start(tmp_path: Path, content: bytes, told: str) -> None:
+    """Any text was taken for a template, and stood in place of every conversation."""
+    file = tmp_path / "file"
+    file.write_bytes(content)
+    with pytest.raises(TemplateError, match=f"CUSTOM_CHAT_TEMPLATE.*{told}"):
+        templates.load(make_folder(tmp_path / "m"), template_type=None, custom_template=str(file))
+
+
+@pytest.mark.parametrize("value", ["a" * 5000, "~nobody_of_that_name/x", "a\x00b"])
+def test_what_can_be_no_path_is_refused_like_a_missing_file(tmp_path: Path, value: str) -> None:
+    with pytest.raises(TemplateError, match="neither a template nor an existing file") as error:
+        templates.load(make_folder(tmp_path / "m"), template_type=None, custom_template=value)
+    assert len(str(error.value)) < 400
+
+
 def test_a_custom_template_that_is_no_jinja_fails_at_start(tmp_path: Path) -> None:
     with pytest.raises(TemplateError, match="not valid Jinja"):
         templates.load(make_folder(tmp_path / "m"), custom_template="{% for m in messages %}")

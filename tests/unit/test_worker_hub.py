@@ -9,7 +9,7 @@ import pytest
 
 from worker.errors import SettingsError
 from worker.hub import ModelNotFound, locate
-from worker.model_files import ModelFiles, caches
+from worker.model_files import ModelFiles, caches, download_folder
 from worker.settings import Settings
 
 
@@ -78,6 +78,25 @@ def test_a_cache_without_refs_is_good_enough(tmp_path: Path) -> None:
 def test_what_is_no_name_is_never_looked_up(name: str) -> None:
     with pytest.raises(ModelNotFound, match="neither a folder here nor a name"):
         locate(name)
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "~nobody_of_that_name/x", "/a\x00b"])
+def test_what_can_be_no_path_is_no_model(name: str) -> None:
+    with pytest.raises(ModelNotFound):
+        locate(name, offline=True)
+
+
+def test_a_tilde_is_the_home_folder_in_every_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of settings passes no shell: downloads went to a folder called ~."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "volume").mkdir()
+    for environ, folder in (
+        ({"DOWNLOAD_DIR": "~/models"}, tmp_path / "models"),
+        ({"BASE_PATH": "~/volume"}, tmp_path / "volume" / "huggingface-cache" / "hub"),
+    ):
+        settings = Settings.from_env({"MODEL_NAME": "org/name", **environ}, has_gpu=False)
+        assert download_folder(settings) == folder and folder in caches(settings)
+    assert locate(f"~/{model(tmp_path / 'm').name}") == tmp_path / "m"
 
 
 def test_errors_name_the_setting(tmp_path: Path) -> None:
