@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from engine.messages import FinishReason, SequenceOutput, TokenLogprobs
 from worker.detokenizer import Detokenizer
 from worker.parsers.base import Content, Delta, Parser, Reasoning, merge
+from worker.parsers.pipeline import Pipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +80,9 @@ class OutputPipeline:
         before, reasoning_tokens = detokenizer.num_tokens, 0
         # Reasoning is counted token by token, so that the count does not depend on how tokens arrive.
         for part in [shown] if self._parser is None else [(token_id,) for token_id in shown]:
+            answering = isinstance(self._parser, Pipeline) and self._parser.answering
             new = self._parse(detokenizer.feed(part))
-            reasoning_tokens += self._is_reasoning(new)
+            reasoning_tokens += self._is_reasoning(new, answering)
             deltas += new
             if detokenizer.stopped is not None:
                 ids = ids[: detokenizer.num_tokens - before]
@@ -118,8 +120,9 @@ class OutputPipeline:
             return [Content(text)] if text else []
         return self._parser.feed(text)
 
-    def _is_reasoning(self, deltas: Sequence[Delta]) -> bool:
-        """Whether a token is reasoning: if its text is, or, where no text has come of it, if the text before was."""
+    def _is_reasoning(self, deltas: Sequence[Delta], answering: bool) -> bool:
+        """Whether a token is reasoning: if its text is, or, where no text has come of it, if the text before was and
+        the thoughts were not over (`answering`)."""
         if deltas:
             self._reasoning = isinstance(deltas[-1], Reasoning)
-        return self._reasoning
+        return self._reasoning and not (answering and not deltas)

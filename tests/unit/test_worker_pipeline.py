@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
@@ -17,6 +18,7 @@ from worker.pipeline import Finish, OutputPipeline, Step, StopRules
 from worker.tokenizer import Tokenizer
 
 EOS = "<eos>"
+ANALYSIS = ["<|channel|>", "analysis", "<|message|>", "one", "<|end|>", "<|start|>", "assistant", "<|channel|>"]
 
 
 def run(
@@ -114,6 +116,36 @@ def test_reasoning_tokens_are_counted() -> None:
     pieces = ["<think>", "one", " two", "</think>", "answer", EOS]
     steps = run(pieces, stop_piece=EOS, parser=pipeline(Formats(None, "think"), {}))
     assert 2 <= sum(step.reasoning_tokens for step in steps) <= 4
+
+
+@pytest.mark.parametrize(
+    ("formats", "pieces", "thoughts"),
+    [
+        (
+            Formats("hermes", "think"),
+            ["<think>", "one", "</think>", "<tool_call>", '{"name"', ': "f"', ', "arguments"', ": {}}", "</tool_call>"],
+            2,
+        ),
+        (
+            Formats("harmony", "harmony"),
+            [*ANALYSIS, "commentary", " to=functions", ".f", "<|message|>", "{", "}", "<|call|>"],
+            2,
+        ),
+        (
+            Formats("harmony", "harmony"),
+            [*ANALYSIS, *ANALYSIS[1:], "final", "<|message|>", "two"],
+            4,
+        ),
+    ],
+)
+def test_what_is_held_back_behind_thoughts_is_not_counted_as_such(
+    formats: Formats, pieces: list[str], thoughts: int
+) -> None:
+    """The thoughts' text and what closes them; not the beginning of a call, which shows nothing until its name is
+    known."""
+    for each in (1, 3, 99):
+        steps = run([*pieces, EOS], stop_piece=EOS, parser=pipeline(formats, {"f": None}), each=each)
+        assert sum(step.reasoning_tokens for step in steps) == thoughts
 
 
 def test_steps_add_up() -> None:

@@ -60,7 +60,7 @@ class Harmony(Machine):
         if recipient and recipient[1] in self.tools and (yield from self._call(recipient[1])):
             return
         kind = Reasoning if channel == ["analysis"] else Content
-        said = False
+        self.answering, said = kind is Content, False
 
         def say(text: str) -> None:
             nonlocal said
@@ -68,6 +68,7 @@ class Harmony(Machine):
             said = said or bool(text)
 
         end = yield from self.source.until((_START, *_ENDS), say)
+        self.answering = True
         if said:
             self._separator[kind] = "\n"
         if end == _START:

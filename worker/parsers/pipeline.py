@@ -22,6 +22,11 @@ class Pipeline:
         self._hidden = hidden
         self._hiders: dict[type[Content] | type[Reasoning], _Hider] = {}
 
+    @property
+    def answering(self) -> bool:
+        """Whether thoughts are known to be over: text that is still held is none."""
+        return any(isinstance(stage, Machine) and stage.answering for stage in self._stages)
+
     def feed(self, text: str) -> list[Delta]:
         return self._finished(self._through(0, [Content(text)] if text else []))
 

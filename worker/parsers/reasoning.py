@@ -106,6 +106,7 @@ class ReasoningParser(Machine):
                 self.source.forget()
             if not (yield from self._thoughts()):
                 return
+            self.answering = True
         yield from self.source.space()
         yield from self._answer()
 

@@ -196,6 +196,7 @@ class Machine(ABC):
     """A Parser that is written as one function, `run`."""
 
     markers: frozenset[str] = frozenset()
+    answering = False  # thoughts have ended, and no others have begun
 
     def __init__(self) -> None:
         self.source = Source()
