@@ -26,7 +26,8 @@ from worker.errors import MAX_MESSAGE_CHARS, BadRequest, RateLimited, WorkerErro
     ],
 )
 def test_the_status_type_and_code_of_each(kind: type[WorkerError], status: int, type_: str, code: str) -> None:
-    error = kind("it's wrong", param="n")
+    more = {"allow": "GET, HEAD"} if kind is errors.MethodNotAllowed else {}
+    error = kind("it's wrong", param="n", **more)
     assert error.status == status
     assert error.body() == {"error": {"message": "it's wrong", "type": type_, "param": "n", "code": code}}
 
