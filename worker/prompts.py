@@ -131,28 +131,31 @@ class PromptBuilder:
 
     def _render(self, request: TemplateFields, messages: list[dict[str, Any]]) -> tuple[Rendered, Stop | None]:
         """The prompt, and what ends a turn where the template is the request's own."""
-        templates, tools = self.templates, self._shown_tools(request)
+        templates = self.templates
         try:
             if request.chat_template is not None:
                 templates = templates.replaced(request.chat_template)
-            rendered = templates.render(
-                messages,
-                tools=[tool.source for tool in tools] or None,
-                documents=request.documents,
-                add_generation_prompt=request.add_generation_prompt,
-                continue_final_message=request.continue_final_message,
-                kwargs=self._template_kwargs(request),
-                allow_control_tokens=self._settings.allow_control_tokens,
-            )
+            rendered = self._rendered(templates, request, messages, request.all_tools)
+            if rendered.react and not request.may_call:  # a form that asks for calls
+                rendered = self._rendered(templates, request, messages, ())
             return rendered, None if templates is self.templates else templates.stop
         except TemplateError as error:
             raise BadRequest(str(error), param=error.param or "messages", code="template_error") from None
 
-    def _shown_tools(self, request: TemplateFields) -> tuple[Tool, ...]:
-        if not isinstance(request, ChatCompletionRequest):
-            return request.tools
-        hide = self._settings.exclude_tools_when_none and request.choice_of_tools.kind == "none"
-        return () if hide else request.all_tools
+    def _rendered(
+        self, templates: ChatTemplates, request: TemplateFields, messages: list[dict[str, Any]], tools: tuple[Tool, ...]
+    ) -> Rendered:
+        if self._settings.exclude_tools_when_none and not request.may_call:
+            tools = ()
+        return templates.render(
+            messages,
+            tools=[tool.source for tool in tools] or None,
+            documents=request.documents,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+            kwargs=self._template_kwargs(request),
+            allow_control_tokens=self._settings.allow_control_tokens,
+        )
 
     def _template_kwargs(self, request: TemplateFields) -> dict[str, Any]:
         kwargs = {**self._settings.default_chat_template_kwargs, **request.chat_template_kwargs}

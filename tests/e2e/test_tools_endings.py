@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.test_tools_scripted import TEMPLATE, both, rules
-from tests.fakes.workers import worker_for
+from tests.fakes.workers import body_of, worker_for
 from tests.unit.parser_samples import WRITERS
 from worker.parsers.harmony import Harmony
 from worker.parsers.registry import FORMATS
@@ -91,3 +91,17 @@ async def test_a_call_that_the_model_broke_off_is_none_to_be_run(demo_model: Pat
             assert told["tool_calls"] == [{"name": "get-x.y", "arguments": text.partition('"arguments": ')[2]}]
             assert told["finish_reason"] == "stop"
         assert (await both(worker, "whole!", tools=[GET]))["finish_reason"] == "tool_calls"
+
+
+async def test_a_form_that_asks_for_calls_is_left_out_where_none_may_come(demo_model: Path) -> None:
+    """The demo model's template knows no tools: they would be described with the order to use them."""
+    with worker_for(demo_model, script={}) as worker:
+        for tools in ({"tools": [NOW]}, {"functions": [NOW["function"]]}):
+            prompts = {}
+            for choice in ("auto", "none"):
+                body = {"messages": [{"role": "user", "content": "Hi"}], **tools}
+                body["tool_choice" if "tools" in tools else "function_call"] = choice
+                job = {"openai_route": "/v1/chat/completions/render", "openai_input": body}
+                prompts[choice] = json.dumps(await body_of(worker, job))
+            assert "Action Input" in prompts["auto"] and "Action Input" not in prompts["none"]
+            assert "Observation:" not in prompts["none"]

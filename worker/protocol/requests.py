@@ -83,6 +83,16 @@ class TemplateFields(Body):
             fail("continue_final_message", "cannot be combined with add_generation_prompt")
         return self
 
+    @property
+    def all_tools(self) -> tuple[Tool, ...]:
+        """The tools that the prompt shows."""
+        return self.tools
+
+    @property
+    def may_call(self) -> bool:
+        """Whether an answer may call one of them."""
+        return bool(self.tools)
+
     def check_template(self, *, trusted: bool) -> None:
         """Refuse a template of the client's own unless the server was told to trust them."""
         if self.chat_template is not None and not trusted:
@@ -109,10 +119,14 @@ class ChatCompletionRequest(TemplateFields, Generation):
     reasoning_effort: Annotated[str | None, choice(*REASONING_EFFORTS)] = None
     include_reasoning: Flag = True
 
-    @cached_property
+    @property
     def all_tools(self) -> tuple[Tool, ...]:
         """`tools`, or the legacy `functions`."""
         return self.tools or self.functions
+
+    @property
+    def may_call(self) -> bool:
+        return self.choice_of_tools.kind != "none"
 
     @cached_property
     def choice_of_tools(self) -> ToolChoice:
