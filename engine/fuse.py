@@ -27,6 +27,7 @@ from engine.ops import HeadNorms, TorchOps
 
 # Largest difference to the Hugging Face layer, as a share of the largest value that the layer adds.
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+_TOLERANCE_QUANTIZED = 5e-3  # at least: what such layers multiply is rounded to 16 bits
 _NUM_CHECKED = 8  # tokens
 
 
@@ -217,7 +218,7 @@ def fuse(
             return None
         kept = KeptLayer(layer)
         expected = kept(hidden, step)
-        if candidate is not None and _equal(candidate(hidden, step), expected, hidden):
+        if candidate is not None and _equal(candidate(hidden, step), expected, hidden, quantization is not None):
             layers.append(candidate)
             body.layers[index] = nn.Identity()
         elif index == 0:
@@ -229,11 +230,12 @@ def fuse(
     return fused
 
 
-def _equal(found: Tensor, expected: Tensor, before: Tensor) -> bool:
+def _equal(found: Tensor, expected: Tensor, before: Tensor, quantized: bool) -> bool:
     """`before`: the layer's input. What it adds must agree, but for the rounding of a large sum in a short dtype."""
+    tolerance = max(_TOLERANCE[found.dtype], _TOLERANCE_QUANTIZED if quantized else 0.0)
     added = (expected - before).abs().max()
     rounding = 4 * torch.finfo(found.dtype).eps * expected.abs()
-    return bool(((found - expected).abs() <= _TOLERANCE[found.dtype] * added + rounding).all())
+    return bool(((found - expected).abs() <= tolerance * added + rounding).all())
 
 
 class _NotFusable(Exception):

@@ -101,7 +101,9 @@ def _calls(shape: Shape, tools: Tools, special: Mapping[str, int], mark: str) ->
         before = (shape.first if mark else "") + shape.before.replace("NAME", name)
         arguments = _arguments(shape, _NO_PARAMETERS if schema is None else schema, special, number)
         after = lark.literal(shape.after, special)
-        options.append(f"{lark.literal(before.removeprefix(mark), special)} {arguments.text} {after}")
+        # A rule each: what is measured is the size of a rule, and hundreds of tools are no bomb.
+        options.append(f"{'first' if mark else 'tool'}_{number}")
+        rules.append(f"{options[-1]}: {lark.literal(before.removeprefix(mark), special)} {arguments.text} {after}")
         rules += arguments.rules
     return Expression(lark.alternatives(options), tuple(rules))
 

@@ -112,7 +112,8 @@ def test_quantized_models_serve_the_rounded_weights(family, kind, tmp_path):
     model.save_pretrained(tmp_path / "rounded")
     prompts = random_prompts([5, 20, 40])
     expected = reference(tmp_path / "rounded", prompts, 6)
-    driver = Driver(runner_of(folder, quantization=kind))
+    driver = Driver(runner := runner_of(folder, quantization=kind))
+    assert [type(layer) for layer in layers_of(runner)] == ([FusedLayer] * 3 if family == "llama-bias" else [])
     assert driver.run([driver.sequence(prompt, max_tokens=6) for prompt in prompts]) == expected
 
 
