@@ -83,7 +83,8 @@ def may_call(form: Form, tools: Tools, special: Mapping[str, int], *, many: bool
         between = lark.literal(shape.between, special)
         repeat = f" ({between} call){{0,{MAX_MORE_CALLS}}}" if shape.many and many else ""
         calls_text += f"{repeat} {lark.literal(shape.last, special)}"
-        rules.append(f"call: {_calls(shape, tools, special, '').text}")
+        further = _calls(shape, tools, special, "")
+        rules += [f"call: {further.text}", *further.rules]
     blocks = "block*" if shape.many and many else "block?"
     return Expression(f"{blocks} FREE", (*rules, f"block: {calls_text}", *first.rules))
 

@@ -134,3 +134,13 @@ def test_a_strict_tool_cannot_be_called_in_another_way(form: str, text: str) -> 
     assert not driver(False).takes(grammar(made), text)
     for harmless in ("Just text, with <tags> and [brackets].", ""):
         assert driver(False).takes(grammar(made), harmless)
+
+
+@pytest.mark.parametrize("form", ["hermes", "qwen3_coder"])
+def test_hundreds_of_tools_can_be_constrained(form: str) -> None:
+    """A grammar of many alternatives is large, and no bomb: nothing in it is repeated."""
+    many = [entry for number in range(300) for entry in tool(PING, name=f"a_tool_with_a_name_{number}", strict=True)]
+    made = plan(form, tools=many, tool_choice="required", parallel_tool_calls=False)
+    ((name, arguments),) = read(made, outputs(made, rounds=1)[0])[2]
+    assert name.startswith("a_tool_with_a_name_") and json.loads(arguments) == {"word": "blue"}
+    assert plan(form, tools=many).grammar is not None
