@@ -69,7 +69,9 @@ class EngineCore:
         self._compiling: dict[Sequence, Future[Grammar]] = {}  # those of them that the scheduler has not got yet
         self._in_flight: Plan | None = None  # launched, not yet committed
         self._outputs: list[SequenceOutput] = []  # of this step
-        self._tokens: list[tuple[str, tuple[int, ...]]] = []
+        self._tokens: list[tuple[str, tuple[int, ...]]] = []  # of the steps since the last message
+        self._output_interval_s = config.output_interval_s
+        self._next_message_at = 0.0
         self._replies: list[Message] = []
         self._random = random.Random(config.seed)
         self._num_arrived = 0
@@ -264,11 +266,15 @@ class EngineCore:
         )
 
     def _take_messages(self) -> list[Message]:
-        messages: list[Message] = []
-        if self._outputs or self._tokens:
-            messages.append(StepOutput(tuple(self._outputs), tuple(self._tokens)))
-        messages += self._replies
-        self._outputs, self._tokens, self._replies = [], [], []
+        """Ends, errors and first tokens, with all else there is, at once; further tokens of steps in one message.
+
+        None is kept for good: whoever has tokens here goes on, or has its end among the outputs.
+        """
+        messages, self._replies = self._replies, []
+        if self._outputs or (self._tokens and monotonic() >= self._next_message_at):
+            messages.insert(0, StepOutput(tuple(self._outputs), tuple(self._tokens)))
+            self._outputs, self._tokens = [], []
+            self._next_message_at = monotonic() + self._output_interval_s
         return messages
 
 

@@ -109,7 +109,7 @@ def _panels(weight: Tensor, columns: int) -> Tensor:
 
 
 def _words(nibbles: Tensor) -> Tensor:
-    """0..15 [panels, in, columns] -> int32 [panels, in / 8, columns]. A word's low half: inputs 0 2 4 6, high: 1 3 5 7."""
+    """0..15 [panels, in, columns] -> int32 [panels, in / 8, columns]: inputs 0 2 4 6 in the low half, 1 3 5 7 high."""
     eights = nibbles.int().unflatten(1, (-1, 4, 2))
     words = eights.new_zeros(len(nibbles), eights.shape[1], nibbles.shape[2])
     for pair in range(4):

@@ -49,6 +49,7 @@ class EngineConfig:
     seed: int = 0  # seeds requests that bring none (drawn from, so that they differ)
     tokenizer_path: str | None = None  # folder of tokenizer.json for grammars; None = model_path
     hf_overrides: dict[str, Any] = field(default_factory=dict)  # written over config.json's keys
+    output_interval_s: float = 0.0  # least time between messages with tokens; first tokens and ends do not wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +143,11 @@ class SequenceOutput:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """The one message a step: all sequences that have something new, each once."""
+    """What is new since the last message. Of a sequence, `tokens` come before what `outputs` has."""
 
     outputs: tuple[SequenceOutput, ...] = ()
-    # (request id, token ids) of those that have new tokens and nothing else to say: most of them in most steps,
-    # and far cheaper to pickle than a SequenceOutput each.
+    # (request id, token ids), a step each, of those that have new tokens and nothing else to say: most of them in most
+    # steps, and far cheaper to pickle than a SequenceOutput each.
     tokens: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 

@@ -53,7 +53,8 @@ class Model:
             if quantization is not None:
                 quantize.round_weights(self.hf.base_model, quantization)
             linear.replace_all(self.hf.base_model, make)
-        self._head.speed_up(linear.maker(self.device, self.dtype, kernels, "int8" if quantization else None))
+        make = linear.maker(self.device, self.dtype, kernels, "int8" if quantization else None)
+        self._head.speed_up(make, self.dtype)
 
     def _check_quantization(self, kernels: Kernels | None, quantization: str) -> None:
         reason = None
@@ -148,19 +149,28 @@ class _Head:
 
     def __init__(self, hf: nn.Module) -> None:
         self._handover = _Handover()
+        self._projection: linear.LinearModule | None = None  # all that there is, if set
         self._model = copy.copy(hf)
         self._model._modules = {**hf._modules, hf.base_model_prefix: self._handover}
 
     def __call__(self, hidden: Tensor) -> Tensor:
+        if self._projection is not None:
+            return self._projection(hidden)
         self._handover.states = hidden
         logits: Tensor = self._model(use_cache=False).logits
         return logits
 
-    def speed_up(self, make: linear.Make) -> None:
-        """Put the projection to the vocabulary in the fastest format."""
+    def speed_up(self, make: linear.Make, dtype: torch.dtype) -> None:
+        """Put the projection to the vocabulary in the fastest format; call it alone where there is nothing else."""
         for name, child in self._model._modules.items():
             if type(child) is nn.Linear:
-                self._model._modules[name] = linear.LinearModule(make(child.weight, child.bias))
+                projection = linear.LinearModule(make(child.weight, child.bias))
+                self._model._modules[name] = projection
+                sample = 10 * torch.randn(1, 2, child.in_features).to(child.weight.device, dtype)
+                with torch.inference_mode():
+                    if torch.equal(self(sample), projection(sample)):
+                        self._projection = projection
+                        return
 
 
 def load(config: EngineConfig, device: torch.device) -> Model:

@@ -73,7 +73,7 @@ class Timing:
             self.first_token = now
         if index == 0:
             if self._last_of_first_choice is not None:
-                self.between.append((now - self._last_of_first_choice) / num_tokens)
+                self.between += [(now - self._last_of_first_choice) / num_tokens] * num_tokens
             self._last_of_first_choice = now
 
 

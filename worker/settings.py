@@ -284,6 +284,8 @@ def engine_config(settings: Settings, model_dir: Path, tokenizer_dir: Path | Non
         seed=settings.seed,
         tokenizer_path=None if tokenizer_dir is None else str(tokenizer_dir),
         hf_overrides=dict(settings.hf_overrides),
+        # Not longer, or much would be computed after a stop string, which only the worker sees.
+        output_interval_s=min(settings.stream_interval_ms, 40) / 1000,
     )
 
 

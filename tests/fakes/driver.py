@@ -40,6 +40,7 @@ class Driver:
         self._make_grammar = make_grammar
         self._begun: list[tuple[GrammarSpec, Future[Grammar]]] = []
         self.core = EngineCore(EngineConfig("none", **config), runner, self._compile, self._take)
+        self._gathers = "output_interval_s" in config  # tokens of several steps in one message
         self.outputs: dict[str, list[SequenceOutput]] = {}
         self.messages: list[Message] = []
         self.num_steps = 0
@@ -73,7 +74,8 @@ class Driver:
         for message in messages:
             if isinstance(message, StepOutput):
                 plain = [SequenceOutput(name, tokens) for name, tokens in message.tokens]
-                names = [output.request_id for output in (*plain, *message.outputs)]
+                told = message.outputs if self._gathers else (*plain, *message.outputs)
+                names = [output.request_id for output in told]
                 assert len(set(names)) == len(names) or any(output.error for output in message.outputs)
                 for output in (*plain, *message.outputs):
                     self.outputs.setdefault(output.request_id, []).append(output)
