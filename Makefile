@@ -31,8 +31,12 @@ lint: $(VENV)/.installed-dev  ## ruff and mypy
 bench: $(VENV)/.installed-bench  ## this project and others side by side on this machine: an hour, a quiet machine
 	$(BIN)/python -m benchmarks.peers
 	$(BIN)/python -m benchmarks.side_by_side --name $(TODAY)
+	$(BIN)/python -m benchmarks.side_by_side --name $(TODAY)-quantized --workloads "1 stream" "8 streams" \
+		--peers "worker-paged int8" "worker-paged int4" "llama-server f16" "llama-server q8_0" "llama-server q4_1"
 	$(BIN)/python -m benchmarks.offline_peers --name $(TODAY)-offline
 	$(BIN)/python -m benchmarks.first_token --json benchmarks/results/$(TODAY)-first-token.json
+	$(BIN)/python -m benchmarks.profile --batch 1 8 --context 192 1024 4096 8000 \
+		--json benchmarks/results/$(TODAY)-profile.json
 	$(BIN)/python -m benchmarks.bookkeeping --json benchmarks/results/$(TODAY)-bookkeeping.json
 	$(BIN)/python -m benchmarks.plots benchmarks/results/$(TODAY)
 

@@ -2,8 +2,9 @@
 
     python -m benchmarks.plots benchmarks/results/<name>
 
-Reads <name>.json (benchmarks.side_by_side), <name>-offline.json (benchmarks.offline_peers) and <name>-bookkeeping.json
-(benchmarks.bookkeeping), those that are there. Writes <name>-{throughput,latency,start,offline,bookkeeping}.png.
+Reads <name>.json and <name>-quantized.json (benchmarks.side_by_side), <name>-offline.json (benchmarks.offline_peers)
+and <name>-bookkeeping.json (benchmarks.bookkeeping), those that are there. Writes
+<name>-{throughput,latency,start,quantized,offline,bookkeeping}.png.
 """
 
 from __future__ import annotations
@@ -162,6 +163,7 @@ def main() -> None:
     name: Path = parser.parse_args().name
     plots: dict[str, dict[str, Callable[[Any, Path], None]]] = {
         "": {"throughput": throughput, "latency": latency, "start": start},
+        "-quantized": {"quantized": throughput},
         "-offline": {"offline": offline},
         "-bookkeeping": {"bookkeeping": bookkeeping},
     }

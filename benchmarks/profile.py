@@ -2,9 +2,9 @@
 
     python -m benchmarks.profile [--batch 1 8 32] [--context 192] [--tokens 1] [--quantization int8] [--threads 2]
 
-For each batch size a step of that many sequences is taken apart, and every part is run on its own, all layers in
-turn, so that weights and pages come from memory as they do in a step. By default a decode step at 192 tokens of
-context; `--context 127 --tokens 127` is the prefill of a prompt. Milliseconds, the lowest of some repeats:
+For each batch size and context a step of that many sequences is taken apart, and every part is run on its own, all
+layers in turn, so that weights and pages come from memory as they do in a step. By default a decode step at 192 tokens
+of context; `--context 127 --tokens 127` is the prefill of a prompt. Milliseconds, the lowest of some repeats:
 
     build       plan -> arrays (Python, numpy)
     gemms       the linear layers of all decoder layers, by name
@@ -117,7 +117,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="folder of a model; the demo model by default")
     parser.add_argument("--batch", type=int, nargs="*", default=[1, 8, 32])
-    parser.add_argument("--context", type=int, default=192)
+    parser.add_argument("--context", type=int, nargs="*", default=[192])
     parser.add_argument("--tokens", type=int, default=1, help="of each sequence that the step computes: 1 = decode")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--quantization", choices=["int8", "int4"])
@@ -137,12 +137,18 @@ def main() -> None:
             max_num_seqs=max(options.batch),
         )
     )
-    found = {size: profile(runner, size, options.context, options.tokens) for size in options.batch}
-    print(f"{'ms at batch':14}" + "".join(f"{size:>9}" for size in found))
-    for name in next(iter(found.values())):
-        print(f"{name:14}" + "".join(f"{milliseconds[name]:9.2f}" for milliseconds in found.values()))
+    steps = [(size, context) for size in options.batch for context in options.context]
+    found = [profile(runner, size, context, options.tokens) for size, context in steps]
+    print(f"{'batch':14}" + "".join(f"{size:>9}" for size, _ in steps))
+    print(f"{'context':14}" + "".join(f"{context:>9}" for _, context in steps))
+    for name in found[0]:
+        print(f"{name:14}" + "".join(f"{milliseconds[name]:9.2f}" for milliseconds in found))
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1))
+        figures = [
+            {"batch": size, "context": context, "tokens": options.tokens, "ms": milliseconds}
+            for (size, context), milliseconds in zip(steps, found, strict=True)
+        ]
+        options.json.write_text(json.dumps(figures, indent=1))
 
 
 if __name__ == "__main__":
