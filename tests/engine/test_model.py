@@ -28,6 +28,17 @@ def test_greedy_equals_generate(family, tmp_path):
         assert driver.max_batch == len(prompts)
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "granite", "cohere"])
+def test_a_head_that_scales_or_caps_is_not_taken_for_a_projection_alone(family, tmp_path):
+    model = runner_of(make(family, tmp_path)).model
+    assert (model._head._projection is not None) == (family in ("llama", "gpt2"))
+    hidden = 5 * torch.randn(3, model.config.hidden_size)
+    with torch.inference_mode():
+        found = model.logits(hidden)
+        expected = hidden @ model.hf.get_output_embeddings().weight.T
+    assert torch.allclose(found, expected, atol=1e-4) == (family in ("llama", "gpt2"))
+
+
 def test_a_missing_folder_is_named_without_its_path(tmp_path):
     with pytest.raises(ModelLoadError, match="'no-such-model' does not exist") as error:
         Runner(EngineConfig(str(tmp_path / "no-such-model"), device="cpu"))
