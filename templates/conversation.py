@@ -8,7 +8,6 @@ nothing that the template takes as it is.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +18,10 @@ from templates.rendered import TemplateError
 Messages = list[dict[str, Any]]
 SYSTEM_ROLES = ("system", "developer")
 NOT_LAST = "continue_final_message: the last message is a system message, which this chat format puts in front"
+# What a template asks of the ids of calls. given: nothing. any: that there is one. nine: 9 letters and digits.
+# numbered: it writes functions.NAME:0 at the first call of a turn, whatever id that has.
+IdForm = Literal["given", "any", "nine", "numbered"]
+Beside = Literal["nothing", "empty", "text"]  # the content of a turn with calls: none, "", or words
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")  # the first is what templates read
 
 
@@ -35,38 +38,51 @@ class Abilities:
     only_parts_roles: frozenset[str] = frozenset()  # roles whose content must be a list of parts
     no_content: Literal["missing", "null", "empty"] = "missing"  # of an assistant turn that only calls tools
     arguments: Literal["object", "text"] = "object"
-    short_ids: bool = False  # ids of tool calls must be 9 letters and digits
+    ids: IdForm = "given"
+    many_calls: bool = True  # it writes all calls of a turn
+    # Turns whose calls it passes over: whether the request has tools, and what is beside the calls.
+    hidden_calls: frozenset[tuple[bool, Beside]] = frozenset()
+
+    def hides_calls(self, message: Mapping[str, Any], tools: bool) -> bool:
+        return bool(message.get("tool_calls")) and (tools, _beside(message)) in self.hidden_calls
 
 
-def adapt(messages: Messages, abilities: Abilities) -> Messages:
-    """A copy of the messages in the form that the template takes."""
-    adapted = [_message(message, abilities) for message in messages]
+def adapt(messages: Messages, abilities: Abilities, tools: bool = False) -> Messages:
+    """A copy of the messages in the form that the template takes. `tools`: whether the request has any."""
+    adapted = [_message(message, abilities, tools) for message in messages]
     if not abilities.many_systems:
         adapted = _one_system(adapted)
     return adapted
 
 
-def _message(message: Mapping[str, Any], abilities: Abilities) -> dict[str, Any]:
+def _message(message: Mapping[str, Any], abilities: Abilities, tools: bool) -> dict[str, Any]:
     new = {key: value for key, value in message.items() if value is not None}
     if new.get("role") == "developer" and not abilities.developer:
         new["role"] = "system"
     role = str(new.get("role", ""))
-    if isinstance(new.get("tool_calls"), list):
-        new["tool_calls"] = [_tool_call(call, abilities) for call in new["tool_calls"]]
     if not new.get("tool_calls", True):
         del new["tool_calls"]
-    if abilities.short_ids and isinstance(new.get("tool_call_id"), str):
-        new["tool_call_id"] = _short_id(new["tool_call_id"])
     reasoning = next((new[key] for key in REASONING_KEYS if key in new), None)
     if reasoning is not None:
         new = {"thinking": reasoning, **new, "reasoning_content": reasoning}
+    if not new.get("content") and abilities.hides_calls(new, tools):
+        bare = {key: value for key, value in new.items() if key != "content"}
+        new = new if abilities.hides_calls(bare, tools) else bare
     if "content" in new:
         new["content"] = _content(new["content"], role, abilities)
     elif role != "assistant" or abilities.no_content == "empty":
         new["content"] = ""
     elif abilities.no_content == "null":
         new["content"] = None
+    if isinstance(new.get("tool_calls"), list):
+        form = "object" if abilities.hides_calls(new, tools) else abilities.arguments
+        new["tool_calls"] = [_tool_call(call, form) for call in new["tool_calls"]]
     return new
+
+
+def _beside(message: Mapping[str, Any]) -> Beside:
+    content = message.get("content")
+    return "nothing" if content is None else "text" if content else "empty"
 
 
 def _content(content: Any, role: str, abilities: Abilities) -> Any:
@@ -84,22 +100,20 @@ def _content(content: Any, role: str, abilities: Abilities) -> Any:
     return "\n".join(texts)
 
 
-def _tool_call(call: Mapping[str, Any], abilities: Abilities) -> dict[str, Any]:
+def _tool_call(call: Mapping[str, Any], form: str) -> dict[str, Any]:
     new = {key: value for key, value in call.items() if value is not None}
-    if abilities.short_ids and isinstance(new.get("id"), str):
-        new["id"] = _short_id(new["id"])
     if isinstance(new.get("function"), Mapping):
         function = dict(new["function"])
-        function["arguments"] = _arguments(function.get("arguments"), abilities)
+        function["arguments"] = _arguments(function.get("arguments"), form)
         new["function"] = function
     return new
 
 
-def _arguments(arguments: Any, abilities: Abilities) -> Any:
+def _arguments(arguments: Any, form: str) -> Any:
     """Text that is no JSON object stays as it is: an answer may have been broken, and the model should see it."""
     if arguments is None or arguments == "":
         arguments = {}
-    if abilities.arguments == "text":
+    if form == "text":
         return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     parsed = parse_object(arguments) if isinstance(arguments, str) else arguments
     return arguments if parsed is None else parsed
@@ -122,13 +136,6 @@ def broken_arguments(messages: Messages) -> str | None:
             if isinstance(arguments, str) and arguments and parse_object(arguments) is None:
                 return f"messages[{index}].tool_calls[{number}].function.arguments"
     return None
-
-
-def _short_id(identifier: str) -> str:
-    """9 letters and digits, the same for the same id."""
-    if len(identifier) == 9 and identifier.isalnum() and identifier.isascii():
-        return identifier
-    return hashlib.sha256(identifier.encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
 
 def _one_system(messages: Messages) -> Messages:

@@ -13,11 +13,13 @@ from typing import Any
 
 from templates import environment, render_state
 from templates.abilities import find_abilities
+from templates.call_ids import complete as complete_ids
 from templates.control_tokens import ControlTokens
 from templates.conversation import NOT_LAST, SYSTEM_ROLES, Abilities, Messages, adapt, broken_arguments
 from templates.limits import Budget
 from templates.rendered import Options, Piece, TemplateError
 from templates.shield import Shield
+from templates.written_calls import fold, one_by_one
 
 # What the renderer itself passes or offers: no chat_template_kwargs may take its place.
 RESERVED_KWARGS = (
@@ -61,7 +63,7 @@ class JinjaTemplate:
         """Raises TemplateError, with the template's own words where it refuses the messages."""
         kwargs = dict(options.kwargs)
         now = _moment(kwargs.pop("now", None)) if self._tells_time and "now" not in self.variables else None
-        adapted = adapt(messages, self.abilities)
+        adapted = self._adapted(messages, bool(options.tools))
         values: dict[str, Any] = {
             "tools": [] if options.tools is None and self.abilities.needs_tools else options.tools,
             "documents": options.documents,
@@ -71,6 +73,7 @@ class JinjaTemplate:
         if not options.allow_control_tokens:
             adapted = [shield.mask_message(message, mixed=options.mixed_turns) for message in adapted]
             values = {name: shield.mask(value) for name, value in values.items()}
+        adapted = [self._shown(message, options) for message in adapted]
         if options.continue_final_message:
             if messages[-1].get("role") in SYSTEM_ROLES and adapted[-1].get("role") not in SYSTEM_ROLES:
                 raise TemplateError(NOT_LAST)
@@ -84,6 +87,19 @@ class JinjaTemplate:
                 words = f"{path} is no JSON object, which this chat template needs: {words}"
             raise TemplateError(words) from None
         return shield.split(_cut_at_tag(text) if options.continue_final_message else text)
+
+    def _adapted(self, messages: Messages, tools: bool) -> Messages:
+        """A copy of the messages as the template takes them, but for calls that it does not write."""
+        if not self.abilities.many_calls:
+            messages = one_by_one(messages)
+        return adapt(complete_ids(messages, self.abilities.ids), self.abilities, tools)
+
+    def _shown(self, message: dict[str, Any], options: Options) -> dict[str, Any]:
+        """Calls that the template does not write are text. (What the user wrote is masked by now, the marks around
+        calls are not.)"""
+        if not self.abilities.hides_calls(message, bool(options.tools)):
+            return message
+        return fold(message, options.write_calls, as_parts="assistant" in self.abilities.only_parts_roles)
 
     def _render(self, messages: Messages, tools: Any = None, documents: Any = None, **values: Any) -> str:
         values = {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,16 @@ class Piece:
     control: bool
 
 
+# The text of calls, each a name and its arguments: an object, or text that is none.
+CallWriter = Callable[[Sequence[tuple[str, Any]]], str]
+
+
+def calls_as_json(calls: Sequence[tuple[str, Any]]) -> str:
+    """The form of calls that most models know."""
+    objects = (json.dumps({"name": name, "arguments": given}, ensure_ascii=False) for name, given in calls)
+    return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in objects)
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """How a chat is rendered."""
@@ -38,6 +49,7 @@ class Options:
     continue_final_message: bool = False
     kwargs: Mapping[str, Any] = field(default_factory=dict)  # further variables for the template
     allow_control_tokens: bool = False  # control tokens that texts spell become control tokens
+    write_calls: CallWriter = calls_as_json  # where the template passes over calls
     mixed_turns: bool = False  # assistant turns hold what tools said: nothing is looked for in them
 
 

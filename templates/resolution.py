@@ -24,7 +24,16 @@ from templates.control_tokens import ControlTokens
 from templates.conversation import Messages
 from templates.jinja_template import JinjaTemplate, check_kwargs
 from templates.model_files import ModelFiles
-from templates.rendered import Options, Piece, Rendered, Stop, TemplateError, pieces_text
+from templates.rendered import (
+    CallWriter,
+    Options,
+    Piece,
+    Rendered,
+    Stop,
+    TemplateError,
+    calls_as_json,
+    pieces_text,
+)
 from templates.slots import SlotTemplate, parse_control_tokens, plain_messages
 from templates.stops import find_stop
 
@@ -110,14 +119,16 @@ class ChatTemplates:
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
         allow_control_tokens: bool = False,
+        write_calls: CallWriter = calls_as_json,
     ) -> Rendered:
-        """Raises TemplateError, with the template's own words where it refuses the messages."""
+        """`write_calls`: how an assistant's calls are written where the template passes over them. Raises
+        TemplateError, with the template's own words where it refuses the messages."""
         given = {name: value for name, value in (kwargs or {}).items() if value is not None}
+        options = Options(
+            tools, documents, add_generation_prompt, continue_final_message, given, allow_control_tokens, write_calls
+        )
         try:
-            return self._rendered(
-                messages,
-                Options(tools, documents, add_generation_prompt, continue_final_message, given, allow_control_tokens),
-            )
+            return self._rendered(messages, options)
         except RecursionError:
             raise TemplateError("the request is nested too deeply") from None
 

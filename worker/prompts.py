@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from templates import ChatTemplates, Rendered, Stop, TemplateError
+from templates import CallWriter, ChatTemplates, Rendered, Stop, TemplateError, calls_as_json
 from worker.errors import BadRequest, ContextLength
 from worker.fim import fim_format
 from worker.protocol.requests import ChatCompletionRequest, CompletionRequest, TemplateFields, TokenizeRequest
@@ -40,11 +40,20 @@ class Prompt:
 
 
 class PromptBuilder:
-    def __init__(self, tokenizer: Tokenizer, templates: ChatTemplates, model: Model, settings: Settings) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        templates: ChatTemplates,
+        model: Model,
+        settings: Settings,
+        write_calls: CallWriter = calls_as_json,
+    ) -> None:
+        """`write_calls`: the model's form of tool calls, for templates that pass over those of a history."""
         self.tokenizer = tokenizer
         self.templates = templates
         self._model = model
         self._settings = settings
+        self._write_calls = write_calls
         self._fim = fim_format(tokenizer)
 
     @property
@@ -155,6 +164,7 @@ class PromptBuilder:
             continue_final_message=request.continue_final_message,
             kwargs=self._template_kwargs(request),
             allow_control_tokens=self._settings.allow_control_tokens,
+            write_calls=self._write_calls,
         )
 
     def _template_kwargs(self, request: TemplateFields) -> dict[str, Any]:

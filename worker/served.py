@@ -85,7 +85,8 @@ class ServedModel:
             stop_ids=_stop_ids(text, text.templates.stop, info.vocab_size),
             max_logprobs=settings.max_logprobs,
         )
-        self.prompts = PromptBuilder(self.tokenizer, self.templates, self.sampling, settings)
+        write_calls = registry.call_writer(text.formats.tool)
+        self.prompts = PromptBuilder(self.tokenizer, self.templates, self.sampling, settings, write_calls)
         self.grammars = GrammarCompiler(text.files.tokenizer_folder, info.vocab_size)  # for searches that run here
         self.outputs = OutputFormats(text.formats, self.tokenizer)
 
@@ -182,7 +183,7 @@ def _look_at(chat_templates: ChatTemplates, settings: Settings) -> None:
 
 
 def _sample_call(chat_templates: ChatTemplates) -> str:
-    """A chat in which a tool is called, as the template writes it; "" where it cannot."""
+    """A chat in which a tool is called, as the template itself writes it; "" where it cannot."""
     function = {"name": "look_up", "description": "Looks up.", "parameters": {"type": "object", "properties": {}}}
     call = {"id": "call00001", "type": "function", "function": {"name": "look_up", "arguments": {"word": "a"}}}
     messages: list[dict[str, Any]] = [
@@ -191,7 +192,9 @@ def _sample_call(chat_templates: ChatTemplates) -> str:
     ]
     try:
         tools = [{"type": "function", "function": function}]
-        rendered = chat_templates.render(messages, tools=tools, add_generation_prompt=False)
+        rendered = chat_templates.render(
+            messages, tools=tools, add_generation_prompt=False, write_calls=lambda calls: ""
+        )
     except TemplateError:
         return ""
     return "" if rendered.react else rendered.text

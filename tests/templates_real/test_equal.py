@@ -37,13 +37,19 @@ def leaks_parts(text: str) -> bool:
     return "'type'" in text or '"type": "text"' in text or "Hi" not in text
 
 
+def loses_calls(messages: list[dict[str, Any]], text: str) -> bool:
+    """Whether the template passes over a tool call."""
+    calls = [call["function"] for message in messages for call in message.get("tool_calls", ())]
+    return any(call["arguments"]["location"] not in text for call in calls)
+
+
 def test_a_family_renders_as_in_transformers(folder: Path) -> None:
     chat, tokenizer = templates.load(folder), Tokenizer.load(folder)
     theirs = PreTrainedTokenizerFast.from_pretrained(folder)
     compared, different = 0, []
     for name, (messages, options) in CONVERSATIONS.items():
         expected = reference(theirs, name)
-        if expected is None or (name == "parts" and leaks_parts(expected[0])):
+        if expected is None or (name == "parts" and leaks_parts(expected[0])) or loses_calls(messages, expected[0]):
             continue
         rendered = chat.render(messages, **{"add_generation_prompt": True, **options})
         if rendered.react:  # the template ignores tools; transformers leaves them out without a word

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tests.unit.parser_samples import ARGUMENTS, BARE, TOOLS, WRITERS, cuts, parse, said, tools_in
 from worker.parsers.base import ToolCallArgs, ToolCallStart, Trail
 from worker.parsers.names import HARMONY
-from worker.parsers.registry import FORMATS, tool_parser
+from worker.parsers.registry import FORMATS, call_writer, tool_parser
+from worker.parsers.tools.pythonic import Pythonic
 
 ONE_AT_A_TIME = {"react", "internlm"}
 
@@ -37,6 +38,20 @@ def test_several_calls(format: str) -> None:
     expected = [("f", {"n": 1, "text": "a"}), ("get_weather", {"city": "x"}), ("f", {})]
     content, _, calls = tools_in(format, WRITERS[format](expected))
     assert content == "" and arguments(calls) == expected
+
+
+WRITTEN = [name for name, kind in FORMATS.items() if kind.shape is not None or issubclass(kind, Pythonic)]
+
+
+@pytest.mark.parametrize("format", WRITTEN)
+def test_calls_of_a_history_are_written_as_the_model_writes_them(format: str) -> None:
+    given = [("f", arguments) for arguments in ARGUMENTS] + [("get_weather", {"city": 'a "b"', "n": [{"x": None}]})]
+    for some in given:
+        content, _, calls = said(parse(lambda: tool_parser(format, TOOLS), [call_writer(format)([some])]))
+        assert content == "" and arguments(calls) == [some]
+    several = [("f", {"n": 1, "text": "a"}), ("get_weather", {"city": "x"}), ("f", {})]
+    content, _, calls = said(parse(lambda: tool_parser(format, TOOLS), [call_writer(format)(several)]))
+    assert content == "" and arguments(calls) == several
 
 
 @pytest.mark.parametrize("format", [name for name in WRITERS if name not in BARE])

@@ -29,8 +29,8 @@ KNOWS_DEVELOPER = (
     "{{ m.content }}{% endfor %}"
 )
 NONE_TEST = (
-    "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' and m.content is none %}CALL"
-    "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' and m.content is none %}"
+    "CALL{{ m.tool_calls[0].function.arguments }}{% else %}{{ m.content }}{% endif %}{% endfor %}"
 )
 ARG_ITEMS = (
     "{% for m in messages %}{% if m.tool_calls %}{% for c in m.tool_calls %}<call {{ c.function.name }}"
@@ -47,7 +47,8 @@ ARG_CONCAT = (
 )
 HAS_TOOL_CALLS_KEY = (
     "{% for m in messages %}{% if 'tool_calls' in m %}{% if m.tool_calls | length != 1 %}"
-    "{{ raise_exception('one call only') }}{% endif %}<call>{% else %}[{{ m.role }}]{{ m.content }}{% endif %}"
+    "{{ raise_exception('one call only') }}{% endif %}<{{ m.tool_calls[0].function | tojson }}>"
+    "{% else %}[{{ m.role }}]{{ m.content }}{% endif %}"
     "{% endfor %}"
 )
 TOOL_STRING = (
@@ -72,8 +73,9 @@ DIALECT = """{% for m in messages %}
 """
 NINE_LETTER_IDS = (
     "{% for m in messages %}{% for c in m.tool_calls %}{% if c.id | length != 9 %}"
-    "{{ raise_exception('ids have 9 letters') }}{% endif %}<{{ c.id }}>{% endfor %}"
-    "{% if m.role == 'tool' %}[{{ m.tool_call_id }}]{% endif %}{{ m.content }}{% endfor %}"
+    "{{ raise_exception('ids have 9 letters') }}{% endif %}<{{ c.id }}>"
+    "{{ c.function.arguments }}{% endfor %}{% if m.role == 'tool' %}[{{ m.tool_call_id }}]{% endif %}{{ m.content }}"
+    "{% endfor %}"
 )
 PARTS_ONLY = (
     "{% for m in messages %}<{{ m.role }}>{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}"
@@ -139,7 +141,7 @@ def test_a_missing_content_takes_the_branch_for_null(smollm2: ChatTemplates, loa
     messages = [user("q"), turn, tool("r")]
     text = smollm2.render(messages).text
     assert "None" not in text and "Undefined" not in text
-    assert plain(load(NONE_TEST), messages) == "[user]q[assistant]CALL[tool]r"
+    assert plain(load(NONE_TEST), messages) == "[user]q[assistant]CALL{}[tool]r"
 
 
 def test_developer_is_system_where_the_template_does_not_know_it(smollm2: ChatTemplates, load: Any) -> None:
@@ -200,14 +202,12 @@ def test_no_tool_calls_is_no_key(load: Any) -> None:
     chat = load(HAS_TOOL_CALLS_KEY)
     assert plain(chat, [{"role": "assistant", "content": "a", "tool_calls": None}]) == "[assistant]a"
     assert plain(chat, [{"role": "assistant", "content": "a", "tool_calls": []}]) == "[assistant]a"
-    assert plain(chat, [calls(("f", "{}"))]) == "<call>"
-    with pytest.raises(TemplateError, match="one call only"):
-        plain(chat, [calls(("f", "{}"), ("g", "{}"))])
+    assert plain(chat, [calls(("f", "{}"))]) == '<{"name": "f", "arguments": {}}>'
 
 
 def test_ids_of_calls_fit_templates_that_want_nine_letters(load: Any) -> None:
     text = plain(load(NINE_LETTER_IDS), [user("q"), calls(("f", "{}")), tool("r")])
-    match = re.fullmatch(r"q<(\w{9})>\[(\w{9})\]r", text)
+    match = re.fullmatch(r"q<(\w{9})>\{\}\[(\w{9})\]r", text)
     assert match and match[1] == match[2]
 
 

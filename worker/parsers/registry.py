@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from templates import CallWriter, calls_as_json
 from worker.parsers.base import Parser, wants
 from worker.parsers.forced import ForcedCalls
 from worker.parsers.harmony import Harmony
@@ -141,6 +142,12 @@ def tool_parser(name: str, tools: Tools) -> Parser:
     """A parser of one output in the format `name` (or an alias)."""
     name = tool_format(name)
     return Harmony(tools) if name == HARMONY else FORMATS[name](tools)
+
+
+def call_writer(name: str | None) -> CallWriter:
+    """How calls of a history are written for a model of this tool format whose template passes over them."""
+    kind = FORMATS.get(name or "")
+    return kind.write if kind else calls_as_json
 
 
 def pipeline(

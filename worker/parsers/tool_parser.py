@@ -9,18 +9,23 @@ White space around calls belongs to the format, not to the answer: it is dropped
 
 from __future__ import annotations
 
+import json
 import secrets
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from templates import calls_as_json
 from worker.parsers.base import Content, ToolCallArgs, ToolCallStart, Trail
 from worker.parsers.partial_json import comes_one_of, copy_value, loads, read_string, read_value
 from worker.parsers.source import Machine, Steps
 
 # By name, the JSON schema of the arguments (None: not given, any object).
 Tools = Mapping[str, Mapping[str, Any] | None]
+
+# Each a name and its arguments: an object, or text that is none.
+Calls = Sequence[tuple[str, Any]]
 
 _JUNK = "}] \t\r\n"  # one bracket too many before the end of a call
 
@@ -31,7 +36,7 @@ class NotACall(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How the model writes a call, for constraining it: NAME stands for the tool's name."""
+    """How the model writes a call: NAME stands for the tool's name."""
 
     before: str  # the arguments: a JSON object, or parameters
     after: str = ""
@@ -40,6 +45,22 @@ class Shape:
     between: str = ""
     last: str = ""  # after all calls
     many: bool = True  # several calls can stand in one answer
+
+    def write(self, calls: Calls) -> str:
+        """These calls as text."""
+        texts = (self.before.replace("NAME", name) + self._arguments(given) + self.after for name, given in calls)
+        return self.first + (self.between or ("" if self.many else "\n")).join(texts) + self.last
+
+    def _arguments(self, given: Any) -> str:
+        if isinstance(given, str):  # no object: as it stands
+            return given
+        if self.parameter is None:
+            return _json(given)
+        before, after = self.parameter
+        return "".join(
+            before.replace("KEY", key) + (value if isinstance(value, str) else _json(value)) + after
+            for key, value in given.items()
+        )
 
 
 class ToolParser(Machine):
@@ -70,6 +91,11 @@ class ToolParser(Machine):
         """Reads calls that stand at the very beginning without a start."""
         raise NotACall
         yield
+
+    @classmethod
+    def write(cls, calls: Calls) -> str:
+        """Calls as the model writes them; as JSON where the format has no shape."""
+        return calls_as_json(calls) if cls.shape is None else cls.shape.write(calls)
 
     def new_id(self, name: str) -> str:
         """Of the next call, which is one of `name`."""
@@ -232,6 +258,10 @@ class ToolParser(Machine):
             self._owed = marker + space
         else:
             self.say(marker + space)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)  # what a client sent may hold NaN
 
 
 def _arguments(text: str | None) -> str:

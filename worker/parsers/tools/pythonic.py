@@ -2,13 +2,14 @@
 3)."""
 
 import ast
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from worker.parsers.partial_json import dumps
 from worker.parsers.source import Steps
-from worker.parsers.tool_parser import NotACall, ToolParser
+from worker.parsers.tool_parser import Calls, NotACall, ToolParser
 
 _NAME = re.compile(r"[\w.:-]*")
 _PLAIN = re.compile(r"[^()\[\]{}\"'\\]*")
@@ -20,6 +21,15 @@ _MAX_DEPTH = 50
 class Pythonic(ToolParser):
     starts = ("<|python_start|>",)
     ends = ("<|python_end|>",)
+
+    @classmethod
+    def write(cls, calls: Calls) -> str:
+        if not all(isinstance(given, dict) and all(map(str.isidentifier, given)) for _, given in calls):
+            return super().write(calls)
+        listed = ", ".join(
+            f"{name}({', '.join(f'{key}={_literal(value)}' for key, value in given.items())})" for name, given in calls
+        )
+        return f"[{listed}]" if cls is Pythonic else f"{cls.starts[0]}[{listed}]{cls.ends[0]}"
 
     def bare(self) -> Steps[None]:
         yield from self.source.space()
@@ -93,6 +103,15 @@ class Lfm2(Pythonic):
 class Olmo3(Pythonic):
     starts = ("<function_calls>",)
     ends = ("</function_calls>",)
+
+
+def _literal(value: Any) -> str:
+    """A value of JSON as Python writes it."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_literal(key)}: {_literal(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_literal, value)) + "]"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
 
 
 def _keywords(text: str, schema: Mapping[str, Any] | None) -> dict[str, Any]:
