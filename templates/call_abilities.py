@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
-from templates.conversation import Beside, IdForm, Messages
+from templates.conversation import Arguments, Beside, IdForm, Messages, NoContent
 from templates.environment import Program
 from templates.written_calls import one_by_one
 
@@ -41,8 +41,8 @@ QUESTION = {"role": "user", "content": OTHER}
 class CallForm:
     """A form of turns that call tools."""
 
-    arguments: Literal["object", "text"] = "object"
-    no_content: Literal["missing", "null", "empty"] = "missing"
+    arguments: Arguments = "object"
+    no_content: NoContent = "missing"
     short_ids: bool = False
 
     def call_id(self, number: int) -> str:
@@ -70,22 +70,25 @@ class CallForm:
 
 def find_form(program: Program, says_none: bool, attempt: Attempt) -> CallForm:
     """The form in which the template writes a call and its result; if none, one that it takes; if none, the usual."""
-    preferred = ("null", "missing", "empty") if program.asks_for_null else ("missing", "empty", "null")
-    taken: CallForm | None = None
-    for short_ids, arguments, no_content in product((False, True), ("object", "text"), preferred):
-        form = CallForm(arguments, no_content, short_ids)  # type: ignore[arg-type]  # product widens the words
-        messages = [QUESTION, *form.round(WORD)]
-        out = attempt(messages, [TOOL])
-        if out is None:
-            out = attempt(messages)
-        if out is None or "{'probe_argument'" in out or ("None" in out and not says_none):
-            continue
-        if arguments == "text" and '\\"probe_argument' in out:
-            continue  # JSON in JSON
-        if WORD in out:
-            return form
-        taken = taken or form
-    return taken or CallForm(no_content=preferred[0])  # type: ignore[arg-type]
+    contents: tuple[NoContent, ...] = ("missing", "empty", "null")
+    if program.asks_for_null:
+        contents = ("null", "missing", "empty")
+    kinds: tuple[Arguments, ...] = ("object", "text")
+    for short_ids in (False, True):
+        taken: CallForm | None = None
+        for arguments, no_content in product(kinds, contents):
+            form = CallForm(arguments, no_content, short_ids)
+            out = _written(attempt, form.round(WORD))
+            if out is None or "{'probe_argument'" in out or ("None" in out and not says_none):
+                continue
+            if arguments == "text" and '\\"probe_argument' in out:
+                continue  # JSON in JSON
+            if WORD in out:
+                return form
+            taken = taken or form
+        if taken:
+            return taken
+    return CallForm(no_content=contents[0])
 
 
 def hidden_calls(form: CallForm, attempt: Attempt) -> frozenset[tuple[bool, Beside]]:

@@ -21,6 +21,8 @@ NOT_LAST = "continue_final_message: the last message is a system message, which 
 # What a template asks of the ids of calls. given: nothing. any: that there is one. nine: 9 letters and digits.
 # numbered: it writes functions.NAME:0 at the first call of a turn, whatever id that has.
 IdForm = Literal["given", "any", "nine", "numbered"]
+Arguments = Literal["object", "text"]  # of a call
+NoContent = Literal["missing", "null", "empty"]  # how a turn that only calls tools says nothing
 Beside = Literal["nothing", "empty", "text"]  # the content of a turn with calls: none, "", or words
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")  # the first is what templates read
 
@@ -36,8 +38,8 @@ class Abilities:
     many_systems: bool = True  # system messages anywhere, more than one
     part_roles: frozenset[str] = frozenset()  # roles whose content may be a list of parts
     only_parts_roles: frozenset[str] = frozenset()  # roles whose content must be a list of parts
-    no_content: Literal["missing", "null", "empty"] = "missing"  # of an assistant turn that only calls tools
-    arguments: Literal["object", "text"] = "object"
+    no_content: NoContent = "missing"
+    arguments: Arguments = "object"
     ids: IdForm = "given"
     many_calls: bool = True  # it writes all calls of a turn
     # Turns whose calls it passes over: whether the request has tools, and what is beside the calls.
@@ -75,7 +77,7 @@ def _message(message: Mapping[str, Any], abilities: Abilities, tools: bool) -> d
     elif abilities.no_content == "null":
         new["content"] = None
     if isinstance(new.get("tool_calls"), list):
-        form = "object" if abilities.hides_calls(new, tools) else abilities.arguments
+        form: Arguments = "object" if abilities.hides_calls(new, tools) else abilities.arguments
         new["tool_calls"] = [_tool_call(call, form) for call in new["tool_calls"]]
     return new
 
@@ -100,7 +102,7 @@ def _content(content: Any, role: str, abilities: Abilities) -> Any:
     return "\n".join(texts)
 
 
-def _tool_call(call: Mapping[str, Any], form: str) -> dict[str, Any]:
+def _tool_call(call: Mapping[str, Any], form: Arguments) -> dict[str, Any]:
     new = {key: value for key, value in call.items() if value is not None}
     if isinstance(new.get("function"), Mapping):
         function = dict(new["function"])
@@ -109,7 +111,7 @@ def _tool_call(call: Mapping[str, Any], form: str) -> dict[str, Any]:
     return new
 
 
-def _arguments(arguments: Any, form: str) -> Any:
+def _arguments(arguments: Any, form: Arguments) -> Any:
     """Text that is no JSON object stays as it is: an answer may have been broken, and the model should see it."""
     if arguments is None or arguments == "":
         arguments = {}

@@ -15,7 +15,8 @@ from typing import Any
 
 from worker import lark
 from worker.closed_schema import can_be_closed, closed
-from worker.parsers.tool_parser import Shape, Tools
+from worker.parsers.shape import Shape
+from worker.parsers.tool_parser import Tools
 from worker.plain_values import ANNOTATIONS, as_text
 
 MAX_MORE_CALLS = 15  # behind the first one

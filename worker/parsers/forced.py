@@ -7,7 +7,8 @@ was cut. That call comes out as far as it went, once its name is whole; of a nam
 from __future__ import annotations
 
 from worker.parsers.base import Content, Delta, ToolCallArgs, ToolCallStart
-from worker.parsers.tool_parser import Shape, ToolParser
+from worker.parsers.shape import Shape
+from worker.parsers.tool_parser import ToolParser
 
 
 class ForcedCalls:

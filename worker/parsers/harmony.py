@@ -13,8 +13,9 @@ import secrets
 
 from worker.parsers.base import Content, Reasoning, ToolCallArgs, ToolCallStart
 from worker.parsers.partial_json import copy_value
+from worker.parsers.shape import Shape
 from worker.parsers.source import Machine, Steps
-from worker.parsers.tool_parser import Shape, Tools
+from worker.parsers.tool_parser import Tools
 
 _CHANNEL, _MESSAGE, _START, _CONSTRAIN = "<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"
 _ENDS = ("<|end|>", "<|return|>", "<|call|>")

@@ -16,9 +16,8 @@ from worker.parsers.values import property_types, property_words, typed
 class ParameterParser(ToolParser):
     """Base of the formats that tag each argument."""
 
-    in_lines: ClassVar[bool] = (
-        False  # a value stands on lines of its own, so that a new line before its end is none of it
-    )
+    # A value stands on lines of its own, so that a new line before its end is none of it.
+    in_lines: ClassVar[bool] = False
 
     def __init__(self, tools: Tools) -> None:
         super().__init__(tools)

@@ -9,58 +9,25 @@ White space around calls belongs to the format, not to the answer: it is dropped
 
 from __future__ import annotations
 
-import json
 import secrets
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from templates import calls_as_json
 from worker.parsers.base import Content, ToolCallArgs, ToolCallStart, Trail
 from worker.parsers.partial_json import comes_one_of, copy_value, loads, read_string, read_value
+from worker.parsers.shape import Calls, Shape
 from worker.parsers.source import Machine, Steps
 
 # By name, the JSON schema of the arguments (None: not given, any object).
 Tools = Mapping[str, Mapping[str, Any] | None]
-
-# Each a name and its arguments: an object, or text that is none.
-Calls = Sequence[tuple[str, Any]]
 
 _JUNK = "}] \t\r\n"  # one bracket too many before the end of a call
 
 
 class NotACall(Exception):
     """What was read is no call of a known tool."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """How the model writes a call: NAME stands for the tool's name."""
-
-    before: str  # the arguments: a JSON object, or parameters
-    after: str = ""
-    parameter: tuple[str, str] | None = None  # around each value, if arguments are parameters: KEY stands for its name
-    first: str = ""  # before all calls
-    between: str = ""
-    last: str = ""  # after all calls
-    many: bool = True  # several calls can stand in one answer
-
-    def write(self, calls: Calls) -> str:
-        """These calls as text."""
-        texts = (self.before.replace("NAME", name) + self._arguments(given) + self.after for name, given in calls)
-        return self.first + (self.between or ("" if self.many else "\n")).join(texts) + self.last
-
-    def _arguments(self, given: Any) -> str:
-        if isinstance(given, str):  # no object: as it stands
-            return given
-        if self.parameter is None:
-            return _json(given)
-        before, after = self.parameter
-        return "".join(
-            before.replace("KEY", key) + (value if isinstance(value, str) else _json(value)) + after
-            for key, value in given.items()
-        )
 
 
 class ToolParser(Machine):
@@ -258,10 +225,6 @@ class ToolParser(Machine):
             self._owed = marker + space
         else:
             self.say(marker + space)
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)  # what a client sent may hold NaN
 
 
 def _arguments(text: str | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from worker.parsers.partial_json import dumps, loads
@@ -99,8 +99,7 @@ def _declared(schema: Any, key: str, root: Mapping[str, Any], depth: int) -> Any
     properties = schema.get("properties")
     if isinstance(properties, Mapping) and key in properties:
         return properties[key]
-    parts = (option for keyword in _PARTS if isinstance(options := schema.get(keyword), list) for option in options)
-    found = (_declared(part, key, root, depth + 1) for part in parts if depth < _MAX_PARTS)
+    found = (_declared(part, key, root, depth + 1) for part in _parts(schema) if depth < _MAX_PARTS)
     return next((declared for declared in found if declared is not None), None)
 
 
@@ -108,8 +107,14 @@ def _words(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
     schema = resolved(schema, root)
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
     words = frozenset(value for value in values if isinstance(value, str)) if isinstance(values, list) else frozenset()
-    parts = (option for keyword in _PARTS if isinstance(options := schema.get(keyword), list) for option in options)
-    return words.union(*(_words(part, root, depth + 1) for part in parts if depth < _MAX_PARTS))
+    return words.union(*(_words(part, root, depth + 1) for part in _parts(schema) if depth < _MAX_PARTS))
+
+
+def _parts(schema: Mapping[str, Any]) -> Iterator[Any]:
+    """The schemas of which `schema` is a choice or a combination."""
+    for keyword in _PARTS:
+        if isinstance(options := schema.get(keyword), list):
+            yield from options
 
 
 def schema_types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:

@@ -3,8 +3,9 @@ separator, the bare JSON behind it."""
 
 import re
 
+from worker.parsers.shape import Shape
 from worker.parsers.source import Steps
-from worker.parsers.tool_parser import NotACall, Shape, ToolParser
+from worker.parsers.tool_parser import NotACall, ToolParser
 
 _FENCE = "```json"
 _LINE = re.compile(r"[^\n{]*")

@@ -2,8 +2,9 @@
 lines, arguments or none."""
 
 from worker.parsers.parameters import ParameterParser
+from worker.parsers.shape import Shape
 from worker.parsers.source import Steps
-from worker.parsers.tool_parser import NotACall, Shape
+from worker.parsers.tool_parser import NotACall
 
 _KEY, _KEY_END, _VALUE, _VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
 

@@ -1,7 +1,7 @@
 """Granite 3: <|tool_call|>[{"name": ..., "arguments": {...}}, ...]. The 20b model: <function_call> before each object.
 Granite 4 writes as Hermes does."""
 
-from worker.parsers.tool_parser import Shape
+from worker.parsers.shape import Shape
 from worker.parsers.tools.json_tags import JsonTags
 
 

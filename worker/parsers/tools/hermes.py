@@ -1,6 +1,6 @@
 """Hermes, Qwen 2.5 and 3: <tool_call>{"name": ..., "arguments": {...}}</tool_call>, repeated."""
 
-from worker.parsers.tool_parser import Shape
+from worker.parsers.shape import Shape
 from worker.parsers.tools.json_tags import JsonTags
 
 

@@ -1,6 +1,6 @@
 """InternLM 2.5 and 3: <|action_start|><|plugin|>{"name": ..., "parameters": {...}}<|action_end|>."""
 
-from worker.parsers.tool_parser import Shape
+from worker.parsers.shape import Shape
 from worker.parsers.tools.json_tags import JsonTags
 
 

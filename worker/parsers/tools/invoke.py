@@ -5,8 +5,9 @@ string or JSON."""
 import re
 
 from worker.parsers.parameters import ParameterParser
+from worker.parsers.shape import Shape
 from worker.parsers.source import Steps
-from worker.parsers.tool_parser import NotACall, Shape
+from worker.parsers.tool_parser import NotACall
 
 # Behind `name="`: the name, and further attributes.
 _ATTRIBUTES = re.compile(r'([^"]+)"(?:\s+string="(true|false)")?\s*')

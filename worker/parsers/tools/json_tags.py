@@ -1,7 +1,8 @@
 """Calls as JSON objects, or one array of them, behind a marker. The formats of this kind differ only in markers."""
 
+from worker.parsers.shape import Shape
 from worker.parsers.source import Steps
-from worker.parsers.tool_parser import NotACall, Shape, ToolParser
+from worker.parsers.tool_parser import NotACall, ToolParser
 
 
 class JsonTags(ToolParser):

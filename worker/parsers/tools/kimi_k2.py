@@ -3,8 +3,9 @@ the arguments is the call's id, and goes back into the prompt as such."""
 
 import re
 
+from worker.parsers.shape import Shape
 from worker.parsers.source import Steps
-from worker.parsers.tool_parser import NotACall, Shape, ToolParser
+from worker.parsers.tool_parser import NotACall, ToolParser
 
 _ID = re.compile(r"(?:functions\.)?(?P<name>.+?)(?::\d+)?", re.DOTALL)
 

@@ -5,8 +5,9 @@ import re
 import secrets
 import string
 
+from worker.parsers.shape import Shape
 from worker.parsers.source import Steps
-from worker.parsers.tool_parser import Shape, ToolParser
+from worker.parsers.tool_parser import ToolParser
 
 _NAME = re.compile(r"[\w.:-]*")
 _ALPHABET = string.ascii_letters + string.digits

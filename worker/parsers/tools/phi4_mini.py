@@ -1,6 +1,6 @@
 """Phi-4-mini: functools[{"name": ..., "arguments": {...}}]; others that write functools the same way."""
 
-from worker.parsers.tool_parser import Shape
+from worker.parsers.shape import Shape
 from worker.parsers.tools.json_tags import JsonTags
 
 

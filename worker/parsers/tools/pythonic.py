@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from worker.parsers.partial_json import dumps
+from worker.parsers.shape import Calls
 from worker.parsers.source import Steps
-from worker.parsers.tool_parser import Calls, NotACall, ToolParser
+from worker.parsers.tool_parser import NotACall, ToolParser
 
 _NAME = re.compile(r"[\w.:-]*")
 _PLAIN = re.compile(r"[^()\[\]{}\"'\\]*")

@@ -2,8 +2,9 @@
 (which the models sometimes leave out). Seed-OSS: the same in <seed:tool_call>."""
 
 from worker.parsers.parameters import ParameterParser
+from worker.parsers.shape import Shape
 from worker.parsers.source import Steps
-from worker.parsers.tool_parser import NotACall, Shape
+from worker.parsers.tool_parser import NotACall
 
 _PARAMETER, _END = "<parameter=", "</parameter>"
 

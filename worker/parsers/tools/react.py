@@ -10,8 +10,9 @@ A call is read to its end before it is announced: what turns out not to be one c
 import re
 
 from worker.parsers.partial_json import loads
+from worker.parsers.shape import Shape
 from worker.parsers.source import Steps
-from worker.parsers.tool_parser import NotACall, Shape, ToolParser
+from worker.parsers.tool_parser import NotACall, ToolParser
 
 _INPUT = "Action Input:"
 _FENCE = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.DOTALL)

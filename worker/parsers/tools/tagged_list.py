@@ -1,7 +1,7 @@
 """One JSON array of all calls in a pair of tags: Jamba, Hunyuan, MiniMax M1 (<tool_calls>), Nemotron (<TOOLCALL>),
 Cohere (<|START_ACTION|>; Command R+ a fenced block behind "Action:"), GigaChat (<|function_call|>)."""
 
-from worker.parsers.tool_parser import Shape
+from worker.parsers.shape import Shape
 from worker.parsers.tools.json_tags import JsonTags
 
 
