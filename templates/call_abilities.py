@@ -111,6 +111,8 @@ def many_calls(form: CallForm, attempt: Attempt) -> bool:
 def id_form(form: CallForm, attempt: Attempt) -> IdForm:
     if form.short_ids:
         return "nine"
+    if _ids_are_names(form, attempt):
+        return "named"
     words: tuple[str, ...] = (WORD, THIRD)
     out, without = (_written(attempt, form.round(*words, ids=ids)) for ids in (True, False))
     if out is None:
@@ -123,6 +125,13 @@ def id_form(form: CallForm, attempt: Attempt) -> IdForm:
     if without is not None and (blank == out or blank != without) and _names(out) == _names(without):
         return "given"
     return "numbered" if "functions.probe_tool:0" in out else "any"
+
+
+def _ids_are_names(form: CallForm, attempt: Attempt) -> bool:
+    turn, result = form.round(WORD)
+    del result["name"]
+    written = (_written(attempt, [turn, result]) or "").partition(OTHER)[2]
+    return form.call_id(0) in written.partition(WORD)[0] and "probe_tool" not in written
 
 
 def _names(text: str) -> list[str]:

@@ -7,6 +7,7 @@ template takes: the same on both sides, and the same for the same conversation.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
@@ -31,20 +32,17 @@ def rounds(messages: Messages) -> Iterator[tuple[dict[str, Any], Messages]]:
 
 def answered(calls: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str, Any]]) -> list[int | None]:
     """For each result the place of its call: the one of its id; where either has none, the first that is left."""
-    places: list[int | None] = [None] * len(results)
-    left = list(range(len(calls)))
-    for number, result in enumerate(results):
-        wanted = result.get("tool_call_id")
-        places[number] = next((place for place in left if wanted and calls[place].get("id") == wanted), None)
-        if (place := places[number]) is not None:
-            left.remove(place)
+    by_id: dict[str, list[int]] = {}
+    for place in reversed(range(len(calls))):
+        by_id.setdefault(calls[place].get("id") or "", []).append(place)
+    places = [by_id[wanted].pop() if (wanted := _wanted(result)) and by_id.get(wanted) else None for result in results]
+    taken = set(places)
+    left = (place for place in range(len(calls)) if place not in taken)
+    nameless = (place for place in range(len(calls)) if place not in taken and not calls[place].get("id"))
     for number, result in enumerate(results):
         if places[number] is None:
-            places[number] = next(
-                (place for place in left if not (result.get("tool_call_id") and calls[place].get("id"))), None
-            )
-            if (place := places[number]) is not None:
-                left.remove(place)
+            places[number] = next(nameless if _wanted(result) else left, None)
+            taken.add(places[number])
     return places
 
 
@@ -55,35 +53,37 @@ def complete(messages: Messages, form: IdForm) -> Messages:
     used = {call.get("id") for message in messages for call in message.get("tool_calls") or ()}
     fresh = (name for number in count() if (name := f"call_{number}") not in used)
     completed: Messages = []
+    number = 0  # of the calls so far
     for message, results in rounds(messages):
-        if not message.get("tool_calls"):
-            given = message.get("tool_call_id") or (next(fresh) if _is_result(message) else None)
-            completed.append(_result(message, given, form) if given else message)
-            continue
-        calls = message["tool_calls"]
+        calls = message.get("tool_calls") or ()
         places = answered(calls, results)
-        brought = {place: results[number].get("tool_call_id") for number, place in enumerate(places)}
-        ids = [
-            call.get("id") or brought.get(place) or _made(call, place, form, fresh) for place, call in enumerate(calls)
-        ]
-        new = [{**call, "id": _formed(ids[place], form)} for place, call in enumerate(calls)]
-        completed.append({**message, "tool_calls": new})
-        for result, place in zip(results, places, strict=True):
-            given = result.get("tool_call_id") if place is None else ids[place]
-            completed.append(_result(result, given or next(fresh), form))
+        brought = {place: results[at].get("tool_call_id") for at, place in enumerate(places)}
+        ids = []
+        for place, call in enumerate(calls):
+            given, name = call.get("id") or brought.get(place), call["function"]["name"]
+            if form == "named" and not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", given or ""):
+                given = f"functions.{name}:{number + place}"
+            elif form == "numbered":
+                given = given or f"functions.{name}:{place}"
+            ids.append(_formed(given or next(fresh), form))
+        number += len(calls)
+        if calls:
+            message = {**message, "tool_calls": [{**call, "id": new} for call, new in zip(calls, ids, strict=True)]}
+        elif _is_result(message):
+            message = {**message, "tool_call_id": _formed(message.get("tool_call_id") or next(fresh), form)}
+        completed.append(message)
+        for result, of in zip(results, places, strict=True):
+            new = _formed(result.get("tool_call_id") or next(fresh), form) if of is None else ids[of]
+            completed.append({**result, "tool_call_id": new})
     return completed
+
+
+def _wanted(result: Mapping[str, Any]) -> str:
+    return result.get("tool_call_id") or ""
 
 
 def _is_result(message: Mapping[str, Any]) -> bool:
     return message.get("role") in RESULT_ROLES
-
-
-def _result(message: dict[str, Any], given: str, form: IdForm) -> dict[str, Any]:
-    return {**message, "tool_call_id": _formed(given, form)}
-
-
-def _made(call: Mapping[str, Any], place: int, form: IdForm, fresh: Iterator[str]) -> str:
-    return f"functions.{call['function']['name']}:{place}" if form == "numbered" else next(fresh)
 
 
 def _formed(identifier: str, form: IdForm) -> str:

@@ -19,8 +19,9 @@ Messages = list[dict[str, Any]]
 SYSTEM_ROLES = ("system", "developer")
 NOT_LAST = "continue_final_message: the last message is a system message, which this chat format puts in front"
 # What a template asks of the ids of calls. given: nothing. any: that there is one. nine: 9 letters and digits.
-# numbered: it writes functions.NAME:0 at the first call of a turn, whatever id that has.
-IdForm = Literal["given", "any", "nine", "numbered"]
+# named: it writes them in place of names, as functions.NAME:0. numbered: it writes such ids itself, at the first call
+# of a turn with 0, and results with the ids that they have.
+IdForm = Literal["given", "any", "nine", "named", "numbered"]
 Arguments = Literal["object", "text"]  # of a call
 NoContent = Literal["missing", "null", "empty"]  # how a turn that only calls tools says nothing
 Beside = Literal["nothing", "empty", "text"]  # the content of a turn with calls: none, "", or words

@@ -32,13 +32,14 @@ def one_by_one(messages: Messages) -> Messages:
     single: Messages = []
     for message, results in rounds(messages):
         calls = message.get("tool_calls") or ()
-        places = answered(calls, results)
         if len(calls) < 2:
             single += [message, *results]
             continue
+        answers: dict[int | None, Messages] = {}
+        for place, result in zip(answered(calls, results), results, strict=True):
+            answers.setdefault(place, []).append(result)
         for place, call in enumerate(calls):
             turn = message if place == 0 else {"role": message["role"]}
-            single.append({**turn, "tool_calls": [call]})
-            single += [result for result, of in zip(results, places, strict=True) if of == place]
-        single += [result for result, of in zip(results, places, strict=True) if of is None]
+            single += [{**turn, "tool_calls": [call]}, *answers.get(place, ())]
+        single += answers.get(None, ())
     return single

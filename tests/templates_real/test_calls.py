@@ -13,7 +13,7 @@ from templates import ChatTemplates, TemplateError
 from tests.templates_real.conversations import TOOLS
 from tests.unit.template_folders import assistant, user
 
-# Their templates fail at any tool call, in transformers too: they change lists, or read what tools need not have.
+# Their templates fail in transformers too: at any tool call, since they change lists, or at these tools.
 REFUSES = {"Kimi-K2-Instruct", "Kimi-K2-Thinking"}
 FAILS_WITH_TOOLS = {"CohereForAI-c4ai-command-r-plus-tool_use", "llama-cpp-deepseek-r1"}
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import pytest
 
 import templates
 from templates import ChatTemplates
+from templates.call_ids import complete
+from templates.written_calls import one_by_one
 from tests.unit.template_folders import WEATHER, assistant, calls, make_folder, tool, user
 from worker.parsers import registry
 
@@ -34,15 +37,16 @@ ONE_CALL = FIRST_CALL_ONLY.replace(
     "{% for c", "{% if m.tool_calls and m.tool_calls | length > 1 %}{{ raise_exception('one') }}{% endif %}{% for c", 1
 )
 WRITES_IDS = (
-    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls %}{{ CALL }}"
-    "{{ c.function.arguments | tojson }}{% endfor %}{% if m.role == 'tool' %}{{ RESULT }}{% endif %}{% endfor %}"
-    "{{ '' if tools }}"
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls %}"
+    "{{ CALL }}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}"
+    "{% if m.role == 'tool' %}{{ RESULT }}{% endif %}{% endfor %}{{ '' if tools }}"
 )
 NEEDS_IDS = WRITES_IDS.replace("{{ CALL }}", "{{ '<' + c.id + '>' }}").replace("{{ RESULT }}", "({{ m.tool_call_id }})")
 SHOWS_IDS = WRITES_IDS.replace("{{ CALL }}", "<{{ c.id }}>").replace("{{ RESULT }}", "({{ m.tool_call_id }})")
 NUMBERED = WRITES_IDS.replace("{{ CALL }}", "<functions.{{ c.function.name }}:{{ loop.index0 }}>").replace(
     "{{ RESULT }}", "({{ m.tool_call_id }})"
 )
+NAMED = SHOWS_IDS.replace("{{ c.function.name }}", "")
 NO_IDS = WRITES_IDS.replace("{{ CALL }}", "<{% if c.id %}id {{ c.id }}{% endif %}>").replace("{{ RESULT }}", "")
 NINE = NEEDS_IDS.replace(
     "{{ '<'", "{% if c.id is undefined or c.id | length != 9 %}{{ raise_exception('nine') }}{% endif %}{{ '<'"
@@ -135,11 +139,22 @@ def test_a_content_of_parts_takes_calls_as_a_part(load: Any) -> None:
 def test_ids_that_are_missing_are_made_where_the_template_needs_them(load: Any, empty: str | None) -> None:
     both = calls(("f", "{}"), ("g", "{}"))
     messages = without_ids([user("?"), both, tool("1"), tool("2"), calls(("f", "{}")), tool("3")], empty)
-    text = "[user]?[assistant]<call_0>{}<call_1>{}[tool]1(call_0)[tool]2(call_1)[assistant]<call_2>{}[tool]3(call_2)"
+    text = "[user]?[assistant]<call_0>f{}<call_1>g{}[tool]1(call_0)[tool]2(call_1)[assistant]<call_2>f{}[tool]3(call_2)"
     for source in (NEEDS_IDS, SHOWS_IDS):
         assert plain(load(source), messages) == text
     numbered = plain(load(NUMBERED), messages)
     assert "1(functions.f:0)" in numbered and "2(functions.g:1)" in numbered and "3(functions.f:0)" in numbered
+
+
+@pytest.mark.parametrize("given", [None, "", "call_9f8e7d", "functions.f:7"])
+def test_ids_tell_the_names_where_the_template_writes_nothing_else(load: Any, given: str | None) -> None:
+    """What was called could not be read from an id of another server's making."""
+    first, second = calls(("f", "{}")), calls(("g", "{}"))
+    first["tool_calls"][0]["id"] = given
+    messages = [user("?"), first, tool("1", given), second, tool("2")]  # type: ignore[arg-type]
+    made = given if given == "functions.f:7" else "functions.f:0"
+    text = f"[user]?[assistant]<{made}>{{}}[tool]1({made})[assistant]<functions.g:1>{{}}[tool]2(functions.g:1)"
+    assert plain(load(NAMED), messages) == text
 
 
 def test_ids_are_not_made_where_the_template_does_without(load: Any) -> None:
@@ -153,7 +168,7 @@ def test_an_id_on_one_side_is_the_others_too(load: Any) -> None:
         some = copy.deepcopy(messages)
         target = some[2] if side is messages[2] else some[1]["tool_calls"][0]
         del target["tool_call_id" if side is messages[2] else "id"]
-        assert plain(load(NEEDS_IDS), some) == "[user]?[assistant]<call_1>{}[tool]1(call_1)"
+        assert plain(load(NEEDS_IDS), some) == "[user]?[assistant]<call_1>f{}[tool]1(call_1)"
 
 
 @pytest.mark.parametrize("given", ["call_abcdefghijklmnop", "", None, "functions.f:0", "é23456789"])
@@ -166,9 +181,23 @@ def test_ids_become_nine_letters_on_both_sides(load: Any, given: str | None) -> 
     made = text.partition("<")[2].partition(">")[0]
     assert len(made) == 9 and made.isalnum() and made.isascii()
     assert (
-        text == f'[user]?[assistant]<{made}>{{"a": 1}}[tool]1({made})[assistant]<abcdefgh9>{{"a": 2}}[tool]2(abcdefgh9)'
+        text
+        == f'[user]?[assistant]<{made}>f{{"a": 1}}[tool]1({made})[assistant]<abcdefgh9>f{{"a": 2}}[tool]2(abcdefgh9)'
     )
     assert plain(load(NINE), messages) == text
+
+
+def test_ten_thousand_calls_of_a_turn_find_their_results(load: Any) -> None:
+    number = 10_000
+    messages = [user("?"), calls(*[("f", "{}")] * number), *(tool("r", f"call_{at}") for at in range(number, 0, -1))]
+    started = process_time()
+    for form in ("nine", "any"):
+        done = complete(one_by_one(messages), form)  # type: ignore[arg-type]
+        assert all(done[at]["tool_calls"][0]["id"] == done[at + 1]["tool_call_id"] for at in range(1, 2 * number, 2))
+        assert complete(messages, form)[-1]["tool_call_id"] == done[1]["tool_calls"][0]["id"]  # type: ignore[arg-type]
+        bare = without_ids(messages)
+        assert complete(bare, form)[2]["tool_call_id"] == complete(bare, form)[1]["tool_calls"][0]["id"]  # type: ignore[arg-type]
+    assert process_time() - started < 5
 
 
 def test_calls_as_json_keep_broken_and_odd_arguments() -> None:
