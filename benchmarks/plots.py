@@ -24,6 +24,7 @@ from matplotlib.axes import Axes
 
 OURS = "worker-paged"
 OUR_COLOUR = "#0072B2"
+OUR_VARIANT_COLOUR = "#7FB8DA"
 COLOURS = (
     "#E69F00",
     "#56B4E9",
@@ -48,8 +49,8 @@ STYLE: dict[str, Any] = {
 
 
 def colours(names: list[str]) -> dict[str, str]:
-    others = iter(COLOURS * 3)
-    return {name: OUR_COLOUR if name.startswith(OURS) else next(others) for name in names}
+    ours, others = iter([OUR_COLOUR, *[OUR_VARIANT_COLOUR] * len(names)]), iter(COLOURS * 3)
+    return {name: next(ours if name.startswith(OURS) else others) for name in names}
 
 
 def grouped(axes: Axes, rows: list[Row], figure: Callable[[Row], float], label: str) -> None:
@@ -78,16 +79,21 @@ def _short(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def heading(about: dict[str, Any]) -> str:
+def heading(about: dict[str, Any], *, dtype: str | None = None) -> str:
     machine = about["machine"]
     flags = next((flag for flag in ("amx_bf16", "avx512_bf16", "avx512f", "avx2") if flag in machine["flags"]), "")
-    return f"{about['model']}, {about['dtype']}, {machine['cpu']} {flags}, {about['threads']} threads, {about['date']}"
+    dtype = dtype or about["dtype"]
+    return f"{about['model']}, {dtype}, {machine['cpu']} {flags}, {about['threads']} threads, {about['date']}"
 
 
-def throughput(results: dict[str, Any], file: Path) -> None:
+def throughput(results: dict[str, Any], file: Path, *, dtype: str | None = None) -> None:
     figure, axes = plt.subplots(figsize=(9, 4.2))
     grouped(axes, results["rows"], lambda row: float(row["output_tokens_per_s"]), "output tokens per second")
-    _save(figure, heading(results["about"]), file)
+    _save(figure, heading(results["about"], dtype=dtype), file)
+
+
+def quantized(results: dict[str, Any], file: Path) -> None:
+    throughput(results, file, dtype="smaller weights")
 
 
 def latency(results: dict[str, Any], file: Path) -> None:
@@ -163,7 +169,7 @@ def main() -> None:
     name: Path = parser.parse_args().name
     plots: dict[str, dict[str, Callable[[Any, Path], None]]] = {
         "": {"throughput": throughput, "latency": latency, "start": start},
-        "-quantized": {"quantized": throughput},
+        "-quantized": {"quantized": quantized},
         "-offline": {"offline": offline},
         "-bookkeeping": {"bookkeeping": bookkeeping},
     }
