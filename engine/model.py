@@ -53,8 +53,7 @@ class Model:
             if quantization is not None:
                 quantize.round_weights(self.hf.base_model, quantization)
             linear.replace_all(self.hf.base_model, make)
-        make = linear.maker(self.device, self.dtype, kernels, "int8" if quantization else None)
-        self._head.speed_up(make, self.dtype)
+        self._head.speed_up(linear.maker(self.device, self.dtype, kernels, "int8" if quantization else None))
 
     def _check_quantization(self, kernels: Kernels | None, quantization: str) -> None:
         reason = None
@@ -160,13 +159,13 @@ class _Head:
         logits: Tensor = self._model(use_cache=False).logits
         return logits
 
-    def speed_up(self, make: linear.Make, dtype: torch.dtype) -> None:
+    def speed_up(self, make: linear.Make) -> None:
         """Put the projection to the vocabulary in the fastest format; call it alone where there is nothing else."""
         for name, child in self._model._modules.items():
             if type(child) is nn.Linear:
                 projection = linear.LinearModule(make(child.weight, child.bias))
                 self._model._modules[name] = projection
-                sample = 10 * torch.randn(1, 2, child.in_features).to(child.weight.device, dtype)
+                sample = 10 * torch.randn(1, 2, child.in_features).to(child.weight)
                 with torch.inference_mode():
                     if torch.equal(self(sample), projection(sample)):
                         self._projection = projection

@@ -29,11 +29,12 @@ class Piece:
     control: bool
 
 
-# The text of calls, each a name and its arguments: an object, or text that is none.
-CallWriter = Callable[[Sequence[tuple[str, Any]]], str]
+# Each a name and its arguments: an object, or text that is none.
+Calls = Sequence[tuple[str, Any]]
+CallWriter = Callable[[Calls], str]  # -> their text
 
 
-def calls_as_json(calls: Sequence[tuple[str, Any]]) -> str:
+def calls_as_json(calls: Calls) -> str:
     """The form of calls that most models know."""
     objects = (json.dumps({"name": name, "arguments": given}, ensure_ascii=False) for name, given in calls)
     return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in objects)

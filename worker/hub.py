@@ -34,6 +34,11 @@ class ModelNotFound(Exception):
     """The model cannot be had. The message is one line for the operator, naming the model and a way out."""
 
 
+def as_path(text: str) -> Path:
+    """With ~ for a home folder; that of nobody stays as it is written, where Path.expanduser raises."""
+    return Path(os.path.expanduser(text))
+
+
 def locate(
     name: str,
     *,
@@ -49,7 +54,7 @@ def locate(
     `caches`: folders with models--org--name in them, searched in order. `download_to`: the cache that a download goes
     to; None = the hub library's own. Raises ModelNotFound.
     """
-    folder = Path(os.path.expanduser(name))
+    folder = as_path(name)
     if os.path.isdir(folder):  # false, too, for what can be no path
         if missing := missing_files(folder, needs):
             raise ModelNotFound(f"the folder '{name}' has no {missing}")

@@ -5,7 +5,6 @@ Knows nothing of requests; `worker.sampling` turns the generation config into de
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,16 +75,16 @@ def caches(settings: Settings) -> list[Path]:
     """Where downloads of earlier starts, of the image build or of the platform may be."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    volume = Path(os.path.expanduser(settings.base_path)) / "huggingface-cache"
-    own = [Path(os.path.expanduser(settings.download_dir))] if settings.download_dir else []
+    volume = hub.as_path(settings.base_path) / "huggingface-cache"
+    own = [hub.as_path(settings.download_dir)] if settings.download_dir else []
     return list(dict.fromkeys([*own, volume / "hub", volume, Path(HF_HUB_CACHE)]))
 
 
 def download_folder(settings: Settings) -> Path | None:
     """The cache that a download goes to: DOWNLOAD_DIR, the volume where there is one, else the hub library's own."""
     if settings.download_dir:
-        return Path(os.path.expanduser(settings.download_dir))
-    volume = Path(os.path.expanduser(settings.base_path))
+        return hub.as_path(settings.download_dir)
+    volume = hub.as_path(settings.base_path)
     return volume / "huggingface-cache" / "hub" if volume.is_dir() else None
 
 

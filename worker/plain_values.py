@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from worker.parsers.partial_json import dumps
-from worker.parsers.values import resolved, schema_types, typed
+from worker.parsers.values import listed_values, resolved, schema_types, typed
 
 ANNOTATIONS = frozenset({"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"})
 _MAX_DEPTH = 8  # of choices within choices
@@ -70,8 +70,7 @@ def _values(schema: Mapping[str, Any]) -> list[Any] | None:
         return [None]
     if schema.get("type") == "boolean" and not {"enum", "const"} & set(schema):
         return [False, True]
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    return values if isinstance(values, list) and values else None
+    return listed_values(schema) or None
 
 
 def _texts(values: list[Any]) -> tuple[str, ...] | None:

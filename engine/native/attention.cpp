@@ -7,8 +7,8 @@
 // stretches.
 //
 // The context is cut into spans of kSpan tokens, whose results are joined one by one; those of a single query are tasks
-// of their own. Spans and blocks begin at fixed positions, so that the result of a query does not depend on what else is
-// in its tile or step.
+// of their own. Spans and blocks begin at fixed positions, so that the result of a query does not depend on what else
+// is in its tile or step.
 //
 // T tokens, Hq query heads, Hkv key/value heads, G = Hq / Hkv, D head size, Dv value size
 

@@ -22,10 +22,10 @@ void add_products(const float* x, int64_t stride, Floats a, Floats b, Pair* sums
     }
 }
 
-// What adds the products of input k to the sums of `rows` rows of x; of pairs, k is the first or the second one of two.
+// What adds the products of kStep inputs from k on to the sums of `rows` rows of x, in kTurns, of which `turn` is one.
 struct Plain {
     using Input = float;
-    static constexpr int kStep = 1;
+    static constexpr int kStep = 1, kTurns = 1;
     const float* data;
     Plain(const void* weights, int64_t panel, int64_t inputs)
         : data((const float*)weights + panel * inputs * kColumns) {}
@@ -39,15 +39,15 @@ struct Plain {
 
 struct Pairs {  // of bfloat16, multiplied as floats
     using Input = float;
-    static constexpr int kStep = 2;
+    static constexpr int kStep = 2, kTurns = 2;
     const Words* data;  // two registers a pair
     Pairs(const void* weights, int64_t panel, int64_t inputs) : data((const Words*)weights + panel * inputs) {}
     template <int rows>
-    void add(const float* x, int64_t stride, int64_t k, int which, Pair* sums) const {
+    void add(const float* x, int64_t stride, int64_t k, int turn, Pair* sums) const {
         constexpr uint32_t second = 0xffff0000;  // the bits of the second number of a pair
-        if (which < kWidth / 8) prefetch(data + k + which);
+        if (turn < kWidth / 8) prefetch(data + k + turn);
         const Words a = data[k], b = data[k + 1];
-        if (which) add_products<rows>(x + k + 1, stride, (Floats)(a & second), (Floats)(b & second), sums);
+        if (turn) add_products<rows>(x + k + 1, stride, (Floats)(a & second), (Floats)(b & second), sums);
         else add_products<rows>(x + k, stride, (Floats)(a << 16), (Floats)(b << 16), sums);
     }
 };
@@ -68,13 +68,12 @@ inline Floats add_pairs(Floats sums, uint32_t x, Words weights) {
 struct ShortPairs : Pairs {  // multiplied as bfloat16, both at once
     using Input = bf16;
     using Pairs::Pairs;
+    static constexpr int kTurns = 1;
     template <int rows>
-    void add(const bf16* x, int64_t stride, int64_t k, int which, Pair* sums) const {
-        if (which) return;
+    void add(const bf16* x, int64_t stride, int64_t k, int, Pair* sums) const {
         for (int w = 0; w < 2; w += 16 / kWidth) prefetch(data + k + w);
         for (int r = 0; r < rows; r++) {
-            uint32_t pair;
-            std::memcpy(&pair, x + r * stride + k, 4);
+            const uint32_t pair = pair_at(x + r * stride + k);
             sums[r].a = add_pairs(sums[r].a, pair, data[k]);
             sums[r].b = add_pairs(sums[r].b, pair, data[k + 1]);
         }
@@ -86,8 +85,8 @@ template <int rows, int panels, class Panel>
 void multiply(const typename Panel::Input* x, int64_t stride, const Panel* panel, int64_t inputs, Pair (*sums)[kRows]) {
     Pair part[panels][rows] = {};
     for (int64_t k = 0; k < inputs; k += Panel::kStep)
-        for (int which = 0; which < Panel::kStep; which++)
-            for (int p = 0; p < panels; p++) panel[p].template add<rows>(x, stride, k, which, part[p]);
+        for (int turn = 0; turn < Panel::kTurns; turn++)
+            for (int p = 0; p < panels; p++) panel[p].template add<rows>(x, stride, k, turn, part[p]);
     for (int p = 0; p < panels; p++)
         for (int r = 0; r < rows; r++) sums[p][r] = part[p][r];
 }

@@ -12,10 +12,10 @@
 
 namespace {
 
-constexpr int64_t kGroup = 128;     // inputs of a row that are rounded together; with so many no sum overflows
-constexpr int64_t kScaled = 32;     // inputs of an output that share a scale in int4
-constexpr float kLargest = 32767;   // of a rounded row
-constexpr float kLeast = 1e-30f;    // a group without anything larger is taken for zeros
+constexpr int64_t kGroup = 128;    // inputs of a row that are rounded together; with so many no sum overflows
+constexpr int64_t kScaled = 32;    // inputs of an output that share a scale in int4
+constexpr float kLargest = 32767;  // of a rounded row
+constexpr float kLeast = 1e-30f;   // a group without anything larger is taken for zeros
 
 // sums + both products of each pair of 16 bits, x being one pair
 inline Ints add_pairs(Ints sums, uint32_t x, Ints weights) {
@@ -45,10 +45,10 @@ inline Ints load_pairs(const int8_t* from) {
 }
 
 struct Rounded {  // rows of x
-    std::vector<int16_t> values;  // [M, width]
-    std::vector<float> scales;    // [M, groups]
-    std::vector<int32_t> offsets; // [M, width / 32]: what to add to the sums of 32 inputs of int4, whose zero is 8
-    int64_t width, groups;        // width: K rounded up to pairs
+    std::vector<int16_t> values;   // [M, width]
+    std::vector<float> scales;     // [M, groups]
+    std::vector<int32_t> offsets;  // [M, width / 32]: what to add to the sums of 32 inputs of int4, whose zero is 8
+    int64_t width, groups;         // width: K rounded up to pairs
 
     template <class T>
     void take(const T* x, int64_t rows, int64_t inputs, bool with_offsets) {
@@ -93,12 +93,6 @@ struct Rounded {  // rows of x
     }
 };
 
-inline uint32_t pair_at(const int16_t* x) {
-    uint32_t pair;
-    std::memcpy(&pair, x, 4);
-    return pair;
-}
-
 inline Floats widen(Ints x) { return __builtin_convertvector(x, Floats); }
 
 // Panels: pairs of 16 bits of the outputs of their first register, and of their second. kPairs of them lie together,
@@ -121,6 +115,12 @@ struct Int4 {
         return pair(data[k / 4], j);
     }
     Ints second(int64_t k, int j) const { return pair(data[k / 4 + 1], j); }
+
+    // to: [K / 2] pairs of registers, as Int16 reads them
+    void take_apart(int64_t width, Ints* to) const {
+        for (int64_t k = 0; k < width; k += 2 * kPairs)
+            for (int j = 0; j < kPairs; j++) to[k + 2 * j] = first(k, j), to[k + 2 * j + 1] = second(k, j);
+    }
 };
 struct Int16 {  // int4 that has been taken apart
     static constexpr int kPairs = 1;
@@ -176,15 +176,12 @@ void gemm_integers(const Call<T>& call) {
             Pair sums[kRows];
             if constexpr (bits == 8) {
                 with_constant<kRows>(count, [&](auto n) { multiply<n>(x, row, Int8{weights}, scales, sums); });
-            } else if (call.rows <= few) {
-                with_constant<few>(count, [&](auto n) { multiply<n>(x, row, Int4{(const Ints*)weights}, scales, sums); });
+            } else if (const Int4 panel{(const Ints*)weights}; call.rows <= few) {
+                with_constant<few>(count, [&](auto n) { multiply<n>(x, row, panel, scales, sums); });
             } else {
                 apart.resize(kTogether * x.width);
                 Ints* wide = apart.data() + (index - first) * x.width;
-                const Int4 panel{(const Ints*)weights};
-                for (int64_t k = 0; row == 0 && k < x.width; k += 8)
-                    for (int j = 0; j < 4; j++)
-                        wide[k + 2 * j] = panel.first(k, j), wide[k + 2 * j + 1] = panel.second(k, j);
+                if (row == 0) panel.take_apart(x.width, wide);
                 with_constant<kRows>(count, [&](auto n) { multiply<n>(x, row, Int16{wide}, scales, sums); });
             }
             finish(call, row, count, index, sums, bits == 8 ? call.scales : nullptr);

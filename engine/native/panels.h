@@ -30,6 +30,13 @@ struct Pair {
     Floats a, b;
 };
 
+// Two numbers of 16 bits that lie side by side.
+inline uint32_t pair_at(const void* x) {
+    uint32_t pair;
+    std::memcpy(&pair, x, 4);
+    return pair;
+}
+
 // Asks for what lies a little further on in the panels, be it in the next one: memory then answers in time.
 inline void prefetch(const void* weights) {
     constexpr int64_t kAhead = 1536;  // bytes

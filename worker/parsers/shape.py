@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Each a name and its arguments: an object, or text that is none.
-Calls = Sequence[tuple[str, Any]]
+from templates import Calls
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from templates import calls_as_json
+from templates import Calls, calls_as_json
 from worker.parsers.base import Content, ToolCallArgs, ToolCallStart, Trail
 from worker.parsers.partial_json import comes_one_of, copy_value, loads, read_string, read_value
-from worker.parsers.shape import Calls, Shape
+from worker.parsers.shape import Shape
 from worker.parsers.source import Machine, Steps
 
 # By name, the JSON schema of the arguments (None: not given, any object).

@@ -81,8 +81,7 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
         return frozenset({declared, "null"}) if schema.get("nullable") is True else frozenset({declared})
     if isinstance(declared, list):
         return frozenset(name for name in declared if isinstance(name, str))
-    values = schema.get("enum", [schema["const"]] if "const" in schema else [])
-    if isinstance(values, list) and values:
+    if values := listed_values(schema):
         return frozenset().union(*(frozenset({"string"}) if isinstance(v, str) else _type_of(v) for v in values))
     for keyword in _PARTS:
         if isinstance(options := schema.get(keyword), list):
@@ -105,9 +104,14 @@ def _declared(schema: Any, key: str, root: Mapping[str, Any], depth: int) -> Any
 
 def _words(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
     schema = resolved(schema, root)
-    values = schema.get("enum", [schema["const"]] if "const" in schema else [])
-    words = frozenset(value for value in values if isinstance(value, str)) if isinstance(values, list) else frozenset()
+    words = frozenset(value for value in listed_values(schema) if isinstance(value, str))
     return words.union(*(_words(part, root, depth + 1) for part in _parts(schema) if depth < _MAX_PARTS))
+
+
+def listed_values(schema: Mapping[str, Any]) -> list[Any]:
+    """What the schema itself names as its values; none where it names none."""
+    values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    return values if isinstance(values, list) else []
 
 
 def _parts(schema: Mapping[str, Any]) -> Iterator[Any]:

@@ -2,13 +2,12 @@
 3)."""
 
 import ast
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from templates import Calls
 from worker.parsers.partial_json import dumps
-from worker.parsers.shape import Calls
 from worker.parsers.source import Steps
 from worker.parsers.tool_parser import NotACall, ToolParser
 
@@ -112,7 +111,7 @@ def _literal(value: Any) -> str:
         return "{" + ", ".join(f"{_literal(key)}: {_literal(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(_literal, value)) + "]"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    return dumps(value) if isinstance(value, str) else repr(value)
 
 
 def _keywords(text: str, schema: Mapping[str, Any] | None) -> dict[str, Any]:
